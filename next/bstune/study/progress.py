@@ -1,16 +1,27 @@
 """What each trial came to and what goes on, in lines; and where the seconds of a command go."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bstune.core.records import Record, Records, Spec
 from bstune.study.plan import Plan
 from bstune.study.result import Phases
 from bstune.study.trials import count_configurations
-from bstune.system.console import exact, number, seconds
+from bstune.system.console import count, exact, number, seconds
 from bstune.system.ticker import Ticker, say
 
 _ROLES = {"baseline": "baseline", "search": "trial", "new seed": "new seed"}
+# The columns of a line, with their alignments and widths.
+HEADS = {
+    "trial": ">5",
+    "": "<10",
+    "batch size": ">10",
+    "lr": "<8",
+    "ended": "<8",
+    "steps": ">8",
+    "best run": ">8",
+    "to go": ">7",
+}
 
 
 class Progress:
@@ -36,6 +47,7 @@ class Progress:
         self._records = list(records)
         self._began = time.monotonic()
         self._write = write
+        self._has_no_head = True
 
     def begun(self, spec: Spec, so_far: Callable[[], str]) -> None:
         """Tell that a trial begins.
@@ -44,40 +56,74 @@ class Progress:
             spec: of the trial.
             so_far: gives its last evaluation.
         """
-        name = _trial(spec)
-        self._ticker.doing = lambda: f"{name} {so_far() or 'not evaluated yet'}{self._left()}"
+        what = f"{_ROLES[spec.role]} {spec.number}"
+        pair = f"batch size {spec.batch_size:,}, lr {number(spec.lr)}"
+        self._ticker.doing = lambda: self._doing(f"{what}, {pair}, {so_far() or 'not evaluated'}")
 
     def finished(self, record: Record) -> None:
         """Say how a trial ended."""
         self._records.append(record)
-        line = f"{_trial(record)} {record.status} after {record.steps:,} steps"
-        if record.message:
-            line += f": {record.message}"
-        elif record.status == "finished":
-            target = self._plan.question.target
-            line += f": {target.metric} {number(target.best(record.finite_values), 4)}"
-        self._write(line + self._left())
-        self._ticker.doing = lambda: f"choosing what to run next{self._left()}"
+        what = _ROLES[record.role]
+        if record.resumed_from is not None:
+            what = f"resumed {record.resumed_from}"
+        cells = (
+            str(record.number),
+            what,
+            f"{record.batch_size:,}",
+            number(record.lr),
+            record.status,
+            f"{record.steps:,}",
+            self._best(),
+            self._left(),
+        )
+        if self._has_no_head:
+            self._write(_line(list(HEADS)))
+            self._has_no_head = False
+        values = [f"{name} {exact(value)}" for name, value in record.values.items()]
+        self._write(f"{_line(cells)}  {' '.join([*values, record.message])}".rstrip())
+        self._ticker.doing = lambda: self._doing("choosing what to run next")
+
+    def _doing(self, what: str) -> str:
+        return f"{self._count()}: {what}; {self._left()} to go"
+
+    def _count(self) -> str:
+        """The configurations that the answer will count."""
+        tried = count_configurations(self._records)
+        if self._plan.deadline is not None:
+            return count(tried, "configuration")
+        return f"{tried} of {count(self._plan.trials, 'configuration')}"
+
+    def _best(self) -> str:
+        """The best run so far, whatever new seeds will say of it."""
+        question = self._plan.question
+        if question.seeks_metric:
+            ends = [one for one in self._records if one.status == "finished"]
+            values = [question.target.best(one.finite_values) for one in ends]
+            return number(question.target.best(values), 4) if values else ""
+        if question.counts_steps:
+            steps = [one.steps_to_target for one in self._records if one.reached]
+            return number(min(steps)) if steps else ""
+        times = [
+            one.steps_to_target * one.seconds_per_step
+            for one in self._records
+            if one.reached and one.seconds_per_step is not None
+        ]
+        return seconds(min(times)) if times and question.seeks_best else ""
 
     def _left(self) -> str:
         """What is left of the limit; without one what is to go by the pace."""
         now = time.monotonic()
         limit = self._plan.deadline
         if limit is not None:
-            return f"; {seconds(max(limit.began + limit.seconds - now, 0.0))} left"
+            return seconds(max(limit.began + limit.seconds - now, 0.0))
         share = share_done(self._plan, self._before, self._records)
-        return f"; about {seconds((now - self._began) * (1 / share - 1))} to go" if share else ""
+        return f"{seconds((now - self._began) * (1 / share - 1))}" if share else ""
 
 
-def _trial(spec: Spec) -> str:
-    """Name a trial and its configuration, in columns."""
-    what = _ROLES[spec.role]
-    if spec.resumed_from is not None:
-        what = f"resumed {spec.resumed_from}"
-    pair = f"batch size {spec.batch_size:<6} lr {number(spec.lr):<9}"
-    for name, value in spec.values.items():
-        pair += f" {name} {exact(value):<9}"
-    return f"{spec.number:>4}  {what:<12}  {pair}"
+def _line(cells: Sequence[str]) -> str:
+    """Write the cells below their heads."""
+    aligned = zip(HEADS.items(), cells, strict=True)
+    return "  ".join(f"{cell:{align}}" for (_, align), cell in aligned)
 
 
 def share_done(plan: Plan, before: Records, records: Records) -> float:

@@ -4,13 +4,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from bstune.system.secrets import hide_in_text
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 # What goes on is said where nothing else was said for so many seconds, looked at that often.
 QUIET_SECONDS = 8.0
 LOOK_SECONDS = 1.0
+# In a terminal, a second.
+REFRESHES = 2.0
 
 
 class _Said:
@@ -28,6 +33,8 @@ def say(text: str) -> None:
 class Ticker:
     """Says what goes on where nothing else is said, from a thread of its own.
 
+    In a terminal it is the last line, below what is said; in a pipe a line now and then.
+
     Args:
         write: prints a line.
     """
@@ -38,10 +45,15 @@ class Ticker:
         self._write = write
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._last_line: Live | None = None
 
     def start(self) -> Self:
         """Say lines until it is closed."""
-        self._thread.start()
+        if sys.stderr.isatty():
+            self._last_line = _live(self._text)
+            self._last_line.start()
+        else:
+            self._thread.start()
         return self
 
     def close(self) -> None:
@@ -49,13 +61,33 @@ class Ticker:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self._last_line is not None:
+            self._last_line.stop()
 
     def does(self, what: str) -> None:
         """Say what goes on from now on."""
         self.doing = lambda: what
-        self._write(what)
+        if self._last_line is None:
+            self._write(what)
+
+    def _text(self) -> str:
+        return hide_in_text(self.doing())
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
             if time.monotonic() - _Said.at > QUIET_SECONDS:
                 self._write(self.doing())
+
+
+def _live(text: Callable[[], str]) -> "Live":
+    """The last line of a terminal, over which what is printed scrolls."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    return Live(
+        console=Console(stderr=True),
+        get_renderable=lambda: Text(text(), no_wrap=True, overflow="ellipsis", style="dim"),
+        refresh_per_second=REFRESHES,
+        transient=True,
+    )
