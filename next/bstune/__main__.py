@@ -31,17 +31,14 @@ usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune compare FOLDER FOLDER ... [--over parameters]
                         [--values STUDY=SIZE ...] [--output FOLDER] [--json]
 
-tune     find the batch size and learning rate that reach the target fastest
-         (the default); the same command continues a study
-lightning  tune what LightningCLI builds of a file; main.py makes the LightningCLI
-         where the file does not name all classes
-worker   train trials of a study that tune began in the storage, on another
-         machine; options are those of a machine: device, threads, workers, output
-survey   measure which batch sizes fit, what their steps take and what bounds them
-report   print the answer of a study's folder again; what its trials say of another
-         target=GOAL, or of the best metric in a smaller budget.seconds=SECONDS
-compare  print studies beside each other, with a power law of the critical batch
-         size over parameters, examples or values; --output writes page and figure
+tune       find the batch size and learning rate that reach the target fastest
+lightning  tune what LightningCLI builds of a file, or main.py of it
+worker     train trials of a study in a storage, beside the processes there
+survey     measure which batch sizes fit, their step times and the roofline
+report     print a study's answer again, also for another target or budget
+compare    print studies beside each other; --output writes page and figure
+
+tune is the default, and goes on with a study that was begun.
 
 -m                a study for each of several values, such as seed=0,1
 --json            print the result as JSON in place of the answer

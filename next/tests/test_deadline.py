@@ -87,7 +87,9 @@ def test_what_goes_on_is_the_running_trial():
     assert "step 30 of 60, val/loss 0.21" in ticker.doing()
     progress.finished(searched(1, "search/0"))
     assert "step 30" not in ticker.doing()
-    assert len(lines) == 1
+    # The heads of the columns, and the trial.
+    assert len(lines) == 2
+    assert max(map(len, lines)) < 80
 
 
 def tells():
