@@ -186,6 +186,8 @@ def _study_of(
             ResultWarning(kind="schedule", fix=remedy, state=state)
             for state, remedy in project.schedules
         ),
+        parameters=project.parameters,
+        examples=project.examples,
     )
 
 

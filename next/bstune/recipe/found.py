@@ -59,6 +59,8 @@ class Found(Frozen):
     """That suits its optimizers."""
     values: dict[str, Number | None] = {}
     """Further values of today, by name; None: it does not tell."""
+    parameters: int | None = None
+    """Of the module, that are trained."""
     sources: dict[str, str]
     """Where a value was found, by the names above."""
 

@@ -102,6 +102,7 @@ class Study:
         again: what answers for another target from the same trials.
         ran_for: the target, or the budget, that its trials were run for, where another is asked.
         warnings: of the project, which a preflight has found.
+        parameters, examples: of the module, that are trained, and of the training set.
     """
 
     plan: Plan
@@ -114,6 +115,8 @@ class Study:
     again: Callable[[Target], str] = str
     ran_for: str | None = None
     warnings: tuple[ResultWarning, ...] = ()
+    parameters: int | None = None
+    examples: int | None = None
 
 
 def analyse(study: Study, records: Records) -> StudyResult:
@@ -131,6 +134,8 @@ def analyse(study: Study, records: Records) -> StudyResult:
         ran_for=study.ran_for,
         device=study.device,
         threads=study.threads,
+        parameters=study.parameters,
+        examples=study.examples,
         seeds=study.plan.seeds,
         configurations=count_configurations(records),
         trials=len(records),

@@ -26,6 +26,8 @@ class OfProject(Frozen):
     """Whether a resumed trial equals one that was never stopped."""
     examples: int | None = None
     """Of the training set."""
+    parameters: int | None = None
+    """Of the module, that are trained."""
     schedules: tuple[tuple[str, str], ...] = ()
     """State and remedy of each schedule that moves too rarely."""
     schedule_follows: bool = False
@@ -66,6 +68,7 @@ def prepared(
     project = OfProject(
         resumes=checks.resumes,
         examples=found.examples,
+        parameters=found.parameters,
         schedules=tuple((one.state, one.remedy) for one in checks.schedules if one.is_unmoved),
         schedule_follows=any(one.follows for one in checks.schedules),
     )

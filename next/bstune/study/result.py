@@ -288,6 +288,10 @@ class StudyResult(Frozen):
     """The target, or the budget, that the trials were run for, where another was asked for."""
     device: str
     threads: int
+    parameters: int | None = None
+    """Of the module, that are trained; None: recorded runs, or a loop of one's own."""
+    examples: int | None = None
+    """Of the training set."""
     seeds: int
     """New seeds that were asked for."""
     configurations: int

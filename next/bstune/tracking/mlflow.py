@@ -337,6 +337,7 @@ def _dataset(result: StudyResult, folder: StudyFolder) -> "DatasetInput":
         digest=_digest(source),
         source_type="bstune",
         source=source,
+        profile=json.dumps({"num_rows": result.examples}),
     )
     return DatasetInput(dataset, [])
 
@@ -421,6 +422,8 @@ def _study_params(result: StudyResult) -> "list[Param]":
         "target": result.target,
         "objective": result.objective,
         "device": result.device,
+        "parameters": result.parameters,
+        "examples": result.examples,
     }
     if result.baseline is not None:
         params["baseline.batch_size"] = result.baseline.batch_size
@@ -488,7 +491,7 @@ def _metrics(
 def _params(values: Mapping[str, object]) -> "list[Param]":
     from mlflow.entities import Param
 
-    return [Param(name, str(value)) for name, value in values.items()]
+    return [Param(name, str(value)) for name, value in values.items() if value is not None]
 
 
 def _milliseconds() -> int:

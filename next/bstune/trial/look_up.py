@@ -211,6 +211,7 @@ def _look_up(
         untrained=looked.metrics.get(metric or ""),
         mode=mode,
         rule=rule_of(optimizers),
+        parameters=sum(one.numel() for one in module.parameters() if one.requires_grad),
         values=values,
         sources=sources,
     )
