@@ -332,11 +332,15 @@ def target_of(
             f"target='{metric} {comparison} GOAL'"
         )
     goal = best + sign * min(SLACK * gained, MOST_SLACK * abs(best))
+    return Target(metric, eased(goal, mode), mode)
+
+
+def eased(goal: float, mode: Mode) -> float:
+    """A goal in ``DIGITS`` significant digits, on the easier side; a share's by what it lacks."""
     if mode == "min":
-        return Target(metric, _raised(goal), mode)
-    # A share near 1 is rounded by what it lacks.
-    goal = 1.0 - _raised(1.0 - goal) if 0.0 < goal < 1.0 else -_raised(-goal)
-    return Target(metric, round(goal, 12), mode)
+        return _raised(goal)
+    lowered = 1.0 - _raised(1.0 - goal) if 0.0 < goal < 1.0 else -_raised(-goal)
+    return round(lowered, 12)
 
 
 def _raised(value: float) -> float:

@@ -9,6 +9,7 @@ taken from the same excess on.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,13 +152,9 @@ def extrapolate(curve: Array, reached: Sequence[Array]) -> Extrapolation | None:
 
 def _others_log_rate(level: float, reached: Sequence[Array]) -> tuple[float, float]:
     """Mean and variance of a trial's log rate, by the trials that reached the target."""
-    log_rates: list[float] = []
-    for curve in reversed(reached):
-        rate = rate_from(level, curve)
-        if rate is not None:
-            log_rates.append(math.log(rate))
-        if len(log_rates) == MOST_COMPARED:
-            break
+    rates = (rate_from(level, curve) for curve in reversed(reached))
+    known = (math.log(rate) for rate in rates if rate is not None)
+    log_rates = list(islice(known, MOST_COMPARED))
     prior = 1.0 / USUAL_RATE_DEVIATION**2
     if not log_rates:
         return math.log(USUAL_RATE), 1.0 / prior

@@ -216,24 +216,20 @@ def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = Fa
     """
     low = math.log2(space.low)
     high = math.log2(space.high)
-    mean = np.array(MEANS)
-    spread = np.array(SPREADS)
-    mean[LEVEL] = math.log(budget) - LEVEL_BELOW_BUDGET
+    priors = list(zip(MEANS, SPREADS, strict=True))
+    priors[LEVEL] = (math.log(budget) - LEVEL_BELOW_BUDGET, SPREADS[LEVEL])
     knots = np.zeros(0)
     if misfit:
         intervals = max(1, round((high - low) / OCTAVES_BETWEEN_KNOTS))
         knots = np.linspace(low, high, intervals + 1)
-        mean = np.concatenate([mean, [MISFIT_MEAN], np.zeros(knots.size)])
-        spread = np.concatenate([spread, [MISFIT_SPREAD], np.ones(knots.size)])
+        priors += [(MISFIT_MEAN, MISFIT_SPREAD), *[(0.0, 1.0)] * knots.size]
     slopes = [_rate_slope(tunable) for tunable in space.tunables]
     values = len(slopes)
-    first_value = mean.size
-    of_values = np.array([*[BEST_PLACE] * values, *[LOG_WIDTH] * values, *slopes]).reshape(-1, 2)
-    mean = np.concatenate([mean, of_values[:, 0]])
-    spread = np.concatenate([spread, of_values[:, 1]])
+    first_value = len(priors)
+    priors += [*[BEST_PLACE] * values, *[LOG_WIDTH] * values, *slopes]
     if schedule_ends:
-        mean = np.concatenate([mean, schedule_length.MEANS])
-        spread = np.concatenate([spread, schedule_length.SPREADS])
+        priors += zip(schedule_length.MEANS, schedule_length.SPREADS, strict=True)
+    mean, spread = np.array(priors).T.copy()
     return Law(
         low=low,
         high=high,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from bstune.core.question import WORDINGS, Question
 from bstune.core.records import Record, Records, Target, ends
 from bstune.core.space import Space
+from bstune.recipe.found import eased
 from bstune.search.findings import CurvePoint
 from bstune.study.critical import is_narrow
 from bstune.study.deadline import least_limit
@@ -92,7 +93,7 @@ def _trend(target: Target, record: Record) -> Trend:
 
 
 def easier_target(target: Target, records: Records) -> Target:
-    """The target that a quarter of the trials met; its goal has two digits.
+    """The target that a quarter of the trials met, as :func:`bstune.recipe.found.eased` writes it.
 
     Args:
         target: that nothing reached.
@@ -101,10 +102,7 @@ def easier_target(target: Target, records: Records) -> Target:
     values = [target.best(chain.finite_values) for chain in ends(records) if chain.finite_history]
     ranked = sorted(values, key=target.gap)
     goal = ranked[math.ceil(EASIER_SHARE * len(ranked)) - 1]
-    unit = 10.0 ** (math.floor(math.log10(abs(goal) or 1.0)) - 1)
-    # The second digit is rounded towards the easier side.
-    rounding = math.ceil if target.mode == "min" else math.floor
-    return Target(target.metric, float(f"{rounding(goal / unit) * unit:.6g}"), target.mode)
+    return replace(target, goal=eased(goal, target.mode))
 
 
 def more_time(plan: Plan, records: Records) -> tuple[str, Options] | None:

@@ -163,7 +163,8 @@ def _fields_if_not_reached(study: Study, records: Records) -> dict[str, Any]:
     options = remedy(plan, study.name, trend, records)
     of_time = more_time(plan, records)
     if trend == "failed":
-        fields["missing"] = next(one.message for one in reversed(records) if not one.history)
+        messages = [one.message for one in records if not one.finite_history]
+        fields["missing"] = messages[-1]
     if of_time is not None and trend == "stopped early":
         what, options = of_time
         # Otherwise the row says it already: to run more trials.

@@ -211,12 +211,15 @@ class StudyStorage:
         stored = self._settings()
         if not stored:
             return
-        for name, ours in sorted(_through_json(settings).items()):
-            if stored.get(name) != ours:
-                key, theirs, ours = _first_difference(name, stored.get(name), ours)
+        # As they come back from the database.
+        ours = dict(_by_key(json.loads(json.dumps(settings))))
+        theirs = dict(_by_key({name: stored.get(name) for name in settings}))
+        for key in sorted({*ours, *theirs}):
+            own, begun = (one.get(key, "nothing") for one in (ours, theirs))
+            if own != begun:
                 raise StudyError(
-                    f"the study {self._name!r} was begun with {key}={_short(theirs)}, but got "
-                    f"{_short(ours)}: give {key} as it was, or study=NAME for another study"
+                    f"the study {self._name!r} was begun with {key}={_short(begun)}, but got "
+                    f"{_short(own)}: give {key} as it was, or study=NAME for another study"
                 )
 
     def discard(self) -> bool:
@@ -535,19 +538,14 @@ def _is_dead(process: str, elsewhere: bool) -> bool:
     return _start_of(int(rest)) != process.rpartition(":")[2]
 
 
-def _through_json(settings: Mapping[str, object]) -> dict[str, Any]:
-    """Settings as they come back from the database."""
-    read: dict[str, Any] = json.loads(json.dumps(settings))
-    return read
-
-
-def _first_difference(key: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
-    """The dotted name of the first value in which two settings differ, and both values."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for name in sorted({*theirs, *ours}):
-            if theirs.get(name) != ours.get(name):
-                return _first_difference(f"{key}.{name}", theirs.get(name), ours.get(name))
-    return key, theirs, ours
+def _by_key(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name of each setting, however deep it lies, and its value."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            for key, inner in _by_key(value):
+                yield f"{name}.{key}", inner
+        else:
+            yield name, value
 
 
 def _short(value: object) -> str:

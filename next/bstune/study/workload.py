@@ -69,16 +69,20 @@ def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
     train(recipe, trial)
 
 
+def _by_name(words: Sequence[str]) -> dict[str, str]:
+    """The words of a command by their options, without secrets; other words may stand twice."""
+    given = dict[str, str]()
+    for word in words:
+        name, sign, value = word.partition("=")
+        is_option = sign and not name.startswith("-")
+        key = name if is_option else str(len(given))
+        given[key] = name + sign + hide(value, name.lstrip("+~-"))
+    return given
+
+
 def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str:
     """A command line with further options, as a shell takes it, without secrets."""
-    given = dict[str, str]()
-    for argument in arguments:
-        name, sign, value = argument.partition("=")
-        # What is for LightningCLI may stand twice.
-        is_option = sign and not name.startswith("-")
-        given[name if is_option else str(len(given))] = (
-            name + sign + hide(value, name.lstrip("+~-"))
-        )
+    given = _by_name(arguments)
     # Another study needs a folder of its own.
     if "study" in options and "output" in given:
         given["output"] += "-" + str(options["study"]).rpartition("-")[2]
@@ -118,10 +122,7 @@ def python_call(name: str, options: Mapping[str, object], function: str = "bstun
 
 def application_command(words: Sequence[str], options: Mapping[str, object]) -> str:
     """A Hydra application's command with further options of its sweeper, without secrets."""
-    given = {}
-    for word in words:
-        name, sign, value = word.partition("=")
-        given[name] = name + sign + hide(value, name.lstrip("+~"))
+    given = _by_name(words)
     for option, changed in options.items():
         # Hydra quotes what is no plain word.
         is_plain = not isinstance(changed, str) or re.fullmatch(r"[\w./-]+", changed)

@@ -21,7 +21,7 @@ class TrialOfStudy(Trial):
         proposal = sampler.proposal_of(trial.number)
         spec = spec_of(trial, self._question)  # type: ignore[arg-type]
         own = {"max_steps": proposal.max_steps, "first_evaluation": proposal.first_evaluation}
-        total_steps = spec.schedule_steps or self._question.last_step(spec.batch_size)
+        total_steps = self._question.last_step(spec.batch_size)
         target = self._question.target
         super().__init__(spec.model_copy(update=own), target, total_steps=total_steps)
 
