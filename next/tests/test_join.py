@@ -37,9 +37,7 @@ def attributes(url):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "storage=URL, study=NAME"),
         (["study=own"], "storage=URL, study=NAME"),
-        (["STORAGE"], "storage=URL, study=NAME"),
         (["STORAGE", "study=nosuch"], "nosuch, own, foreign"),
         (["storage=sqlite:///nosuch.db", "study=own"], "own, none"),
         (["STORAGE", "study=foreign"], "foreign, another program, study=NAME"),
@@ -49,7 +47,6 @@ def attributes(url):
         (["STORAGE", "study=own", "trials=3"], "trials"),
         (["STORAGE", "study=own", "CONF", "module._target_=small.Leaves"],
          "module._target_=small.Model, small.Leaves"),
-        (["STORAGE", "study=own", "CONF", "+trainer.max_epochs=3"], "trainer"),
     ],
 )  # fmt: skip
 def test_who_cannot_join_is_told_in_one_line(

@@ -31,10 +31,8 @@ PLAN = Plan(
     ("wall_seconds", "trial_seconds", "longest", "limit"),
     [
         (None, None, 0.0, 600.0),  # nothing was evaluated yet: data may be downloaded
-        (None, None, 1.0, 60.0),
         (None, None, 10.0, 200.0),
         (100.0, None, 10.0, 20.0),  # a fifth of the limit
-        (100.0, None, 0.0, 50.0),
         (100.0, 50.0, 10.0, 50.0),  # the user's own
     ],
 )
@@ -74,7 +72,7 @@ def test_trials_that_run_at_once_are_stored_and_told_as_they_end(tmp_path):
 
     storage = open_study(tmp_path)
     most = 0
-    plan, folder = replace(PLAN, trials=9), StudyFolder(tmp_path)
+    plan, folder = replace(PLAN, trials=6), StudyFolder(tmp_path)
     for running in asked_batches(plan, storage, folder, [Observer()], jobs=3):
         assert [asked.spec for asked in running] == storage.running()
         most = max(most, len(running))
@@ -82,7 +80,7 @@ def test_trials_that_run_at_once_are_stored_and_told_as_they_end(tmp_path):
     assert most == 3
     records = storage.records()
     assert sorted(told) == [record.number for record in records]
-    assert len({(one.batch_size, one.lr) for one in records if one.role == "search"}) == 9
+    assert len({(one.batch_size, one.lr) for one in records if one.role == "search"}) == 6
     assert len({record.place for record in records}) == len(records)
 
 
@@ -138,32 +136,30 @@ def test_only_a_size_that_has_not_trained_is_refused(tmp_path):
     assert all(("batch_size.multiple=2" in one.message) == one.is_unfit for one in searched)
 
 
-def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
-    storage = open_study(tmp_path)
+def stop_new_seed(folder, of_baseline):
+    """Let a time limit stop the first new seed of the best or the baseline; the storage."""
+    storage = open_study(folder)
     limited = replace(PLAN, deadline=Deadline(0.0, 100.0))
-    for asked in asked_trials(limited, storage, StudyFolder(tmp_path), now=lambda: 10.0):
-        asked.record = reached(asked.spec)
-        if asked.spec.role == "new seed":
-            asked.record = asked.record.model_copy(update={"status": "pruned", "steps": 2})
+    for asked in asked_trials(limited, storage, StudyFolder(folder), now=lambda: 10.0):
+        is_baseline = (asked.spec.batch_size, asked.spec.lr) == (64, 0.1)
+        asked.record = reached(asked.spec, 80 if is_baseline else 20)
+        if asked.spec.role == "new seed" and is_baseline == of_baseline:
+            if of_baseline:
+                asked.save_to.parent.mkdir(exist_ok=True)
+                asked.save_to.write_bytes(b"state")
+            asked.record = asked.record.model_copy(update={"status": "pruned", "steps": 40})
             break
-    places = [
-        asked.spec.place for asked in asked_trials(PLAN, storage, StudyFolder(tmp_path))
-        if not setattr(asked, "record", reached(asked.spec))
-    ]  # fmt: skip
-    assert len([place for place in places if place.startswith("seed/")]) == 2
+    return storage
+
+
+def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
+    storage = stop_new_seed(tmp_path, of_baseline=False)
+    places = [record.place for record in storage.records()]
+    asked = next(asked_trials(PLAN, storage, StudyFolder(tmp_path)))
+    assert (asked.spec.role, asked.spec.resumed_from) == ("new seed", None)
+    assert asked.spec.place not in places
 
 
 def test_a_baseline_that_the_time_limit_stopped_on_a_new_seed_is_kept_and_resumed(tmp_path):
-    storage = open_study(tmp_path)
-    folder = StudyFolder(tmp_path)
-    limited = replace(PLAN, deadline=Deadline(0.0, 100.0))
-    for asked in asked_trials(limited, storage, folder, now=lambda: 10.0):
-        steps = 80 if asked.spec.batch_size == 64 and asked.spec.lr == 0.1 else 20
-        asked.record = reached(asked.spec, steps)
-        if asked.spec.repeats == 0:
-            asked.save_to.parent.mkdir(exist_ok=True)
-            asked.save_to.write_bytes(b"state")
-            asked.record = asked.record.model_copy(update={"status": "pruned", "steps": 40})
-            break
-    asked = next(asked_trials(PLAN, storage, folder))
+    asked = next(asked_trials(PLAN, stop_new_seed(tmp_path, True), StudyFolder(tmp_path)))
     assert (asked.earlier.steps, asked.spec.repeats, asked.spec.max_steps) == (40, 0, 100)

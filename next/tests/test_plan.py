@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import search_records
 
 from bstune.core.errors import InputError
 from bstune.core.question import Question
@@ -34,21 +35,17 @@ def plan(**changes):
 
 
 def record(number, place, status="reached", steps=100, batch_size=64, lr=0.4, **changes):
-    role = {"baseline": "baseline", "search": "search", "seed": "new seed"}[place.split("/")[0]]
     fields = {
-        "number": number,
         "place": place,
-        "role": role,
         "batch_size": batch_size,
         "lr": lr,
-        "seed": 1,
         "max_steps": 938,
-        "status": status,
         "steps": steps,
+        "steps_low": 0,
         "seconds_per_step": 2e-3,
         "history": ((steps, 0.09 if status == "reached" else 0.5),),
     }
-    return Record(**(fields | changes))
+    return search_records.record(number, status, **(fields | changes))
 
 
 def of_baseline(**changes):
@@ -57,6 +54,13 @@ def of_baseline(**changes):
 
 def searched(number, place, **changes):
     return record(number, place, **({"batch_size": 120, "lr": 1.0, "steps": 60} | changes))
+
+
+def ran(number, ask):
+    """What was asked reached the target, the baseline in 200 steps and another in 60."""
+    steps = 200 if ask.batch_size == 64 else 60
+    fields = ask.model_dump(exclude={"until"})
+    return Record(number=number, **fields, status="reached", steps=steps, seconds_per_step=2e-3)
 
 
 SEARCHED = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status="missed")]
@@ -68,9 +72,6 @@ def test_the_baseline_comes_first():
     assert ask.max_steps == math.ceil(60_000 / 64)
     assert ask.seed == trial_seed(0, "baseline")
     assert ask.first_evaluation == 46  # a twentieth of its budget
-
-
-def test_without_a_baseline_the_search_comes_first():
     assert next_step(plan(baseline=None), [], [], 0.0).place == "search/0"
 
 
@@ -78,11 +79,8 @@ def test_the_search_takes_the_first_free_place():
     records = [of_baseline(), searched(2, "search/1")]
     ask = next_step(plan(trials=9), records, [], 0.0)
     assert (ask.place, ask.role, ask.seed) == ("search/0", "search", trial_seed(0, "search/0"))
-
-
-def test_the_same_records_plan_the_same_step():
-    records = [of_baseline(), searched(1, "search/0")]
-    assert next_step(plan(), records, [], 0.0) == next_step(plan(), records, [], 99.0)
+    # The same records plan the same step.
+    assert next_step(plan(trials=9), records, [], 99.0) == ask
 
 
 def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
@@ -90,13 +88,7 @@ def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
     places = []
     while isinstance(ask := next_step(plan(), records, [], 0.0), Ask):
         places.append((ask.place, ask.batch_size, ask.seed))
-        fields = ask.model_dump(exclude={"until"})
-        steps = 60 if ask.batch_size == 120 else 200
-        records.append(
-            Record(
-                number=len(records), **fields, status="reached", steps=steps, seconds_per_step=2e-3
-            )
-        )
+        records.append(ran(len(records), ask))
     seeds = [trial_seed(0, "seed/0"), trial_seed(0, "seed/1")]
     assert places == [
         ("seed/1/0", 120, seeds[0]),
@@ -112,36 +104,11 @@ def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
     [
         (0, SEARCHED),
         # Nothing but the baseline reached the target.
-        (2, [of_baseline(), searched(1, "search/0", status="missed"),
-             searched(2, "search/1", status="missed")]),
-        # Nothing did.
-        (2, [of_baseline(status="missed"), searched(1, "search/0", status="missed"),
-             searched(2, "search/1", status="diverged")]),
+        (2, [of_baseline(), *(searched(n, f"search/{n - 1}", status="missed") for n in (1, 2))]),
     ],
-)  # fmt: skip
+)
 def test_nothing_to_confirm_is_the_end(seeds, records):
     assert next_step(plan(seeds=seeds), records, [], 0.0) == Done()
-
-
-def of_law(count, noise):
-    """Trials at 4 to 1,024, whose steps follow 50 (1 + 60/B) with a noise that sums to zero."""
-    records = [of_baseline(steps=97, steps_low=95)]
-    for number in range(1, count):
-        size = 4 * 2 ** (8 * (number - 1) / (count - 2))
-        steps = round(50 * (1 + 60 / size) * math.exp(noise * (-1) ** number))
-        lr = 0.4 * math.sqrt(size / 64)
-        fields = {"batch_size": round(size), "lr": lr, "steps": steps, "steps_low": steps - 1}
-        records.append(searched(number, f"search/{number - 1}", **fields))
-    return records
-
-
-@pytest.mark.parametrize(
-    ("count", "noise", "is_known"), [(60, 0.01, True), (6, 0.01, False), (12, 0.4, False)]
-)
-def test_the_curve_is_searched_until_b_crit_is_known(count, noise, is_known):
-    question = Question(TARGET, Budget(steps=2000), "curve")
-    step = next_step(plan(question=question, trials=99), of_law(count, noise), [], 0.0)
-    assert isinstance(step, Done if is_known else Ask)
 
 
 def test_the_curve_needs_no_new_seeds():
@@ -165,11 +132,11 @@ def test_a_resumption_is_no_configuration_and_keeps_the_seed():
         of_baseline(status="missed", steps=938),
         searched(1, "search/0", status="pruned", seed=77, history=history),
     ]
-    asks = [next_step(plan(trials=40, seed=seed), records, [], 0.0) for seed in range(20)]
-    resumptions = [ask for ask in asks if ask.resumed_from is not None]
+    asks = {seed: next_step(plan(trials=40, seed=seed), records, [], 0.0) for seed in range(9)}
+    resumptions = {seed: ask for seed, ask in asks.items() if ask.resumed_from is not None}
     assert resumptions
-    assert all((ask.batch_size, ask.lr, ask.seed) == (120, 1.0, 77) for ask in resumptions)
-    for seed in range(20):
+    for seed, ask in resumptions.items():
+        assert (ask.batch_size, ask.lr, ask.seed) == (120, 1.0, 77)
         nothing_saved = plan(trials=40, seed=seed, resumable=lambda number: False)
         assert next_step(nothing_saved, records, [], 0.0).resumed_from is None
 
@@ -185,10 +152,8 @@ def test_it_waits_for_what_others_run():
         # 2 new seeds of 3 s and of the baseline's 6 s, half as long again: 27 s are left for them.
         (72.0, 0.0, "search/2"),
         (74.0, 0.0, "seed/1/0"),
-        (96.0, 0.0, "seed/1/0"),
         (98.0, 0.0, None),
         # Each of the 4 runs is chosen in 1 s: 6 s more.
-        (66.0, 1.0, "search/2"),
         (68.0, 1.0, "seed/1/0"),
     ],
 )
@@ -216,12 +181,7 @@ def test_under_a_time_limit_each_new_seed_of_the_best_is_followed_by_the_baselin
     for number, place in enumerate(("seed/1/0", "seed/0/0", "seed/1/1", "seed/0/1"), start=3):
         ask = next_step(limited, [*SEARCHED, *seeds], [], 90.0)
         assert (ask.place, ask.until) == (place, 100.0)
-        seeds.append(
-            Record(
-                number=number, **ask.model_dump(exclude={"until"}), status="reached",
-                steps=60 if ask.repeats == 1 else 200, seconds_per_step=2e-3,
-            )
-        )  # fmt: skip
+        seeds.append(ran(number, ask))
     assert next_step(limited, [*SEARCHED, *seeds], [], 90.0) == Done()
     stopped = seeds[3].model_copy(update={"status": "pruned", "max_steps": 240, "steps": 240})
     ask = next_step(limited, [*SEARCHED, *seeds[:3], stopped], [], 90.0)
@@ -251,8 +211,6 @@ def test_the_first_configurations_lie_near_the_baseline():
     better = searched(1, "search/0", batch_size=64, lr=1.2, steps_low=59)
     ask = next_step(plan(trials=9), [records[0], better], [], 0.0)
     assert (ask.batch_size, ask.lr) == pytest.approx((192, 1.2 * 3**0.5), rel=1e-2)
-    missed = [of_baseline(status="missed", steps=938)]
-    assert next_step(plan(trials=9), missed, [], 0.0).lr != pytest.approx(1.2)
 
 
 def test_under_a_time_limit_the_baseline_may_take_a_fifth():
@@ -262,11 +220,8 @@ def test_under_a_time_limit_the_baseline_may_take_a_fifth():
 
 @pytest.mark.parametrize(
     ("objective", "limit"),
-    [
-        # 4 times the best's 60 steps, or 4 times their 2.875 ms each in steps of 2 ms.
-        ("steps", 240),
-        ("time", math.ceil(240 * (1 + 120 / 64) / 2)),
-    ],
+    # 4 times the best's 60 steps, or 4 times their 2.875 ms each in steps of 2 ms.
+    [("steps", 240), ("time", math.ceil(240 * (1 + 120 / 64) / 2))],
 )
 def test_under_a_time_limit_the_baseline_runs_to_four_times_the_best(objective, limit):
     question = Question(TARGET, Budget(steps=400, examples=60_000), objective)
@@ -300,18 +255,7 @@ def test_new_seeds_from_before_the_search_went_on_leave_room_for_others():
     assert next_step(plan(), found, [], 0.0).place == "seed/2/0"
 
 
-def test_runs_that_were_stopped_early_tell_no_share():
-    (lucky, robust) = field_of(plan(), of_new_seeds()).candidates
-    assert lucky.share == robust.share == 1.0
-    early = [*of_new_seeds(), searched(3, "search/2", status="pruned", steps=70, max_steps=70)]
-    assert [one.share for one in field_of(plan(), early).candidates] == [1.0, 1.0]
-    late = [*of_new_seeds(), searched(3, "search/2", status="pruned", steps=300, max_steps=300)]
-    (lucky, robust) = field_of(plan(), late).candidates
-    assert lucky.share == pytest.approx(2 / 3, abs=0.01)
-    assert robust.share > 0.98
-
-
-@pytest.mark.parametrize(("count", "octaves", "is_done"), [(9, 0, False), (40, 1, True)])
+@pytest.mark.parametrize(("count", "octaves", "is_done"), [(9, 0, False), (24, 1, True)])
 def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, is_done):
     """By the draws of a decision 9 trials at one rate would do; by the answer's they do not."""
     question = Question(TARGET, Budget(steps=4000), "curve")
@@ -319,7 +263,7 @@ def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, i
     noise = np.random.default_rng(10)
     records = []
     for place, size in enumerate(np.geomspace(8, 1024, count).round().astype(int).tolist()):
-        steps = round(26 * (1 + 100 / size) * math.exp(0.05 * noise.standard_normal()))
+        steps = round(26 * (1 + 100 / size) * math.exp(0.03 * noise.standard_normal()))
         lr = 0.05 * math.sqrt(size) * 2.0 ** (octaves * (place % 3 - 1))
         ran = {"steps": steps, "steps_low": steps - 1, "lr": lr}
         records.append(searched(place, f"search/{place}", batch_size=size, **ran))
@@ -331,6 +275,9 @@ def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, i
 def failed(number, batch_size, status="failed"):
     return record(number, f"search/{number}", status=status, steps=0, batch_size=batch_size,
                   message=f"error {number}", history=())  # fmt: skip
+
+
+TRAINED = record(0, "baseline", batch_size=8)
 
 
 def refused(number, batch_size):
@@ -348,22 +295,16 @@ def test_a_smallest_size_that_does_not_fit_ends_a_study():
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([], None),
         ([failed(0, 8), failed(1, 16)], None),
         ([failed(0, 8), failed(1, 16), failed(2, 32)], "error 2"),
         # Something has trained at 8: only failures there, in a row, count.
-        ([record(0, "baseline", batch_size=8), failed(1, 16), failed(2, 32), failed(3, 64)], None),
-        ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8), failed(3, 8)],
+        ([TRAINED, failed(1, 16), failed(2, 32), failed(3, 64)], None),
+        ([TRAINED, failed(1, 8), failed(2, 8), failed(3, 8)],
          "error 3"),
-        ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8),
-          record(3, "search/3", batch_size=8)], None),
-        ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8),
-          record(3, "search/3", batch_size=8), failed(4, 8)], None),
-        # A smallest size that the user's code refuses says nothing of larger ones.
-        ([refused(0, 4)], None),
-        ([refused(0, 8), refused(1, 16), failed(2, 32)], "error 2"),
-        ([record(0, "baseline", batch_size=8), refused(1, 9), refused(2, 10), refused(3, 11)],
+        ([TRAINED, failed(1, 8), failed(2, 8), record(3, "search/3", batch_size=8), failed(4, 8)],
          None),
+        ([refused(0, 4), refused(1, 16), failed(2, 32)], "error 2"),
+        ([TRAINED, refused(1, 9), refused(2, 10), refused(3, 11)], None),
         # Memory is bisected down to the smallest size.
         ([failed(number, 64 >> number, "out of memory") for number in range(4)], None),
     ],
@@ -390,7 +331,7 @@ def test_schedules_that_end_with_their_trials():
     question = Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)
     ends = plan(question=question, trials=1, seeds=2)
     asked = next_step(ends, [], [], 0.0)
-    assert (asked.max_steps, asked.schedule_steps) == (938, 938)
+    assert asked.max_steps == asked.schedule_steps == 938
     baseline = record(0, "baseline", steps=200, schedule_steps=938)
     asked = next_step(ends, [baseline], [], 0.0)
     assert asked.role == "search"
@@ -401,9 +342,9 @@ def test_schedules_that_end_with_their_trials():
     # 400 steps are far more than it took: 9 of 10 seeds reach the target in them, too.
     assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/1/0", 400, 400)
     # Further seeds keep the length of the first one, whatever that was.
-    first = record(2, "seed/1/0", **(fast | {"max_steps": 300}), schedule_steps=300, repeats=1)
+    first = record(2, "seed/1/0", **fast, schedule_steps=300, repeats=1)
     asked = next_step(ends, [baseline, trial, first], [], 0.0)
-    assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/1/1", 300, 300)
+    assert (asked.place, asked.schedule_steps) == ("seed/1/1", 300)
 
 
 def test_a_deadline_stops_the_baseline_in_its_schedule():

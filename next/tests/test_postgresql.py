@@ -94,29 +94,6 @@ def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path)
     assert (tmp_path / "out" / "curve.json").exists()
 
 
-def claim_all(url, claimed):
-    storage = open_study(url)
-    for place in range(12):
-        spec = storage.claim(ask(f"search/{place}"))
-        if spec is not None:
-            claimed.put(spec.place)
-    storage.study._storage.remove_session()
-
-
-def test_of_three_processes_at_one_place_one_keeps_it(server):
-    url = server.new_url()
-    open_study(url)
-    claimed = FORK.Queue()
-    processes = [FORK.Process(target=claim_all, args=(url, claimed)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    places = [claimed.get(timeout=60) for _ in range(12)]
-    for process in processes:
-        process.join()
-    assert claimed.empty()
-    assert len(set(places)) == 12
-
-
 def freeze(url, stored):
     """Claim a place, be frozen, and tell the record of it much later."""
     storage = open_study(url)
