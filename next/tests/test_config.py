@@ -38,7 +38,6 @@ FILES = {
     "secret": OWN.replace("root:", "api_key: s3cret, root:"),
     "ranges": OWN.replace("{key: module.dropout, low: 0, high: 0.5}", "[0, 0.5]"),
     "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
-    "list": "- trials\n",
 }
 
 
@@ -172,9 +171,7 @@ def test_recorded_runs_of_ones_own(tmp_path):
         ("own", ["+trails=3"], "trails, trials"),
         ("own", ["module.depth=3"], "+module.depth=VALUE"),
         ("own", ["~target"], "target is missing"),
-        ("own", ["trials=3,4"], "trials=3,4"),
         ("own", ["batch_size.low=[1,2"], "batch_size.low, OPTION=VALUE"),
-        ("own", ["trials=${nowhere}"], "trials, nowhere"),
         ("own", ["--multirun"], "--multirun"),
         ("own", ["--config-dir", "/nowhere"], "--config-dir, /nowhere"),
         ("nested", [], "lr.lwo, lr.low"),
@@ -182,7 +179,6 @@ def test_recorded_runs_of_ones_own(tmp_path):
         ("reference", [], "study, nowhere"),
         ("ranges", [], "tunable.dropout, [0, 0.5], low:"),
         ("broken", [], "broken.yaml, line 3"),
-        ("list", [], "workload/list"),
         ("latin", [], "YAML"),
         ("replay", [], "table is missing"),
         ("replay", ["table=nope"], "nope, fashion_mlp"),

@@ -6,6 +6,7 @@ from results import FAR, FEW_OCTAVES, STATES, STEP_TIMES, records, result
 from bstune.report.answer import answer, header
 from bstune.report.page import page
 
+PAGE = page(result(), records(), "workload: digits\nlr: {low: 0.01}\n")
 ATTACK = "</svg><script>alert(1)</script>"
 
 
@@ -22,11 +23,10 @@ def test_the_page_has_the_answer_and_is_small(state):
 
 
 def test_all_trials_and_the_config_are_there():
-    text = page(result(), records(), "workload: digits\nlr: {low: 0.01}\n")
-    rows = re.findall(r"<tr><td>(\d+)</td>", text)
+    rows = re.findall(r"<tr><td>(\d+)</td>", PAGE)
     assert [int(row) for row in rows] == list(range(46))
-    assert "RuntimeError: shapes do not match (model.py:40)" in text
-    assert "lr: {low: 0.01}" in text
+    assert "RuntimeError: shapes do not match (model.py:40)" in PAGE
+    assert "lr: {low: 0.01}" in PAGE
 
 
 def test_warnings_beyond_two_stand_on_the_page_alone():
@@ -38,7 +38,7 @@ def test_warnings_beyond_two_stand_on_the_page_alone():
 
 
 def test_what_is_predicted_stands_there_with_its_interval():
-    text = " ".join(page(result(), records(), "").split())
+    text = " ".join(PAGE.split())
     # The best's time and share of further seeds, the rate alone, the fewest steps.
     for values in (("33 ms", "28 ms", "40 ms", "88%"), ("2.4x", "2 to 2.9"), ("480", "28 to 41")):
         for value in values:
