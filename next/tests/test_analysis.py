@@ -228,13 +228,10 @@ def test_rates_that_a_trial_speaks_for():
 
 
 def test_one_batch_size_shows_no_rule():
-    records = [record(0, "baseline", 64, 0.4, 200)]
-    for number, lr in enumerate((0.5, 1.0, 2.0), start=1):
-        records.append(record(number, f"search/{number - 1}", 64, lr, 100 + 10 * number))
-    only = study(space=Space(64, 64, 1e-3, 100.0, "sqrt", (64, 0.4)))
+    records = [record(n, f"search/{n}", 64, 0.5 + n, 100 + 10 * n) for n in range(3)]
+    only = study(space=Space(64, 64, 1e-3, 100.0, "sqrt", (64, 0.4)), baseline=None)
     result = analyse(only, records)
-    assert result.lr_exponent is None
-    assert result.allowed_rules == ()
+    assert (result.lr_exponent, result.allowed_rules) == (None, ())
     assert result.critical.interval.value is None
 
 
@@ -270,10 +267,6 @@ def test_fewest_steps_beside_the_fastest():
     steps = {point.batch_size: point.steps for point in result.curve if point.batch_size <= 512}
     limit = 1.1 * min(steps.values())
     assert fewest.batch_size == round(min(size for size in steps if steps[size] <= limit))
-    assert fewest.steps_low < law(fewest.batch_size) < fewest.steps_high
-    assert fewest.seconds == pytest.approx(
-        fewest.steps * 1e-3 * (1 + fewest.batch_size / 32), rel=0.05
-    )
 
 
 def test_errors_of_step_times_count_in_time_alone():
@@ -297,18 +290,16 @@ def test_before_new_seeds_a_time_limit_asks_for_time():
 
 
 @pytest.mark.parametrize(
-    ("deadline", "now", "baseline_steps", "follows"),
+    ("deadline", "now", "follows"),
     [
-        (Deadline(0.0, 60.0), 50.0, (55, 60, 50), True),
-        (Deadline(0.0, 60.0), 61.0, (55, 60, 50), False),
-        (None, 50.0, (55, 60, 50), False),
+        (Deadline(0.0, 60.0), 50.0, True),
+        (Deadline(0.0, 60.0), 61.0, False),
+        (None, 50.0, False),
     ],
 )
-def test_a_time_limit_is_used_up_before_an_answer_is_left_open(
-    deadline, now, baseline_steps, follows
-):
+def test_a_time_limit_is_used_up_before_an_answer_is_left_open(deadline, now, follows):
     open_one = study(deadline=deadline)
-    result = analyse(open_one, with_seeds(BEST, baseline_steps))
+    result = analyse(open_one, with_seeds(BEST, (55, 60, 50)))
     more = followed(open_one.plan, result, now)
     assert (more is not None) == follows
     if follows:
@@ -350,24 +341,22 @@ LARGER = {"budget.steps": 4000, "study": "digits-2"}
 
 
 @pytest.mark.parametrize(
-    ("values", "steps", "trend", "options"),
+    ("values", "longest", "trend", "options"),
     [
         # Of a budget of 1,000 steps one trial ran half; none did.
-        ((0.9, 0.7, 0.5), (500, 200, 200), "still falling", LARGER),
-        ((0.9, 0.7, 0.5), (499, 200, 200), "stopped early", {"trials": 8}),
-        ((0.9, 0.5, 0.5), (500, 200, 200), "flat", None),
+        ((0.9, 0.7, 0.5), 500, "still falling", LARGER),
+        ((0.9, 0.7, 0.5), 499, "stopped early", {"trials": 8}),
+        ((0.9, 0.5, 0.5), 500, "flat", None),
     ],
 )
-def test_a_larger_budget_is_for_trials_that_came_near_it(values, steps, trend, options):
+def test_a_larger_budget_is_for_trials_that_came_near_it(values, longest, trend, options):
     records = []
-    for number, count in enumerate(steps):
-        at = (count // 4, count // 2, count)
-        history = tuple(zip(at, values, strict=True))
+    for number, count in enumerate((longest, 200, 200)):
+        history = tuple(zip((count // 4, count // 2, count), values, strict=True))
         place = f"search/{number}"
         records.append(record(number, place, 64, 0.4, count, "pruned", history=history))
     result = analyse(study(), records)
-    assert result.closest.trend == trend
-    assert result.next == (None if options is None else str(options))
+    assert (result.closest.trend, result.next_options or None) == (trend, options)
 
 
 def test_trials_without_any_metric_are_not_yet():

@@ -76,8 +76,7 @@ def test_tune_leaves_the_study_of_another_program_alone(begun, tmp_path, capsys)
     assert attributes(url) == before
 
 
-@pytest.mark.parametrize(("threads", "gives_seconds"), [(1, True), (2, False)])
-def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path, threads, gives_seconds):
+def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path):
     url = f"sqlite:///{begun}/study.db"
     study = optuna.load_study(study_name="own", storage=url)
     shared = study.user_attrs["shared"]
@@ -85,12 +84,10 @@ def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path, threads, giv
     study.set_user_attr("shared", shared | {"options": shared["options"] | more})
     count = len(study.trials)
     join = ["worker", f"storage={url}", "study=own", "--config-dir", f"{begun}/conf", "workers=0"]
-    assert main([*join, f"output={tmp_path}/out", f"threads={threads}"]) == 0
+    assert main([*join, f"output={tmp_path}/out", "threads=2"]) == 0
     trials = study.trials[count:]
     records = [Record(**json.loads(trial.user_attrs["record"])) for trial in trials]
     assert sum(record.role == "search" for record in records) >= 3
     assert any(record.reached for record in records)
-    for trial, record in zip(trials, records, strict=True):
-        assert (record.seconds_per_step is not None) == gives_seconds
-        is_complete = trial.state == optuna.trial.TrialState.COMPLETE
-        assert is_complete == (record.reached and gives_seconds)
+    assert {record.seconds_per_step for record in records} == {None}
+    assert optuna.trial.TrialState.COMPLETE not in [trial.state for trial in trials]

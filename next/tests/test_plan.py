@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import search_records
 
-from bstune.core.errors import InputError
+from bstune.core.errors import InputError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
@@ -21,6 +21,9 @@ TARGET = Target("val/loss", 0.1, "min")
 BASELINE = Configuration(batch_size=64, lr=0.4)
 
 
+LIMITED = {"deadline": Deadline(0.0, 100.0)}
+
+
 def plan(**changes):
     fixed = {
         "question": Question(TARGET, Budget(steps=400, examples=60_000)),
@@ -32,6 +35,10 @@ def plan(**changes):
         "step_time": lambda batch_size: 1e-3 * (1 + batch_size / 64),
     }
     return Plan(**(fixed | changes))
+
+
+def following(records, now=0.0, running=(), **changes):
+    return next_step(plan(**changes), records, running, now)
 
 
 def record(number, place, status="reached", steps=100, batch_size=64, lr=0.4, **changes):
@@ -67,26 +74,26 @@ SEARCHED = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", stat
 
 
 def test_the_baseline_comes_first():
-    ask = next_step(plan(), [], [], 0.0)
+    ask = following([])
     assert (ask.role, ask.place, ask.batch_size, ask.lr) == ("baseline", "baseline", 64, 0.4)
     assert ask.max_steps == math.ceil(60_000 / 64)
     assert ask.seed == trial_seed(0, "baseline")
     assert ask.first_evaluation == 46  # a twentieth of its budget
-    assert next_step(plan(baseline=None), [], [], 0.0).place == "search/0"
+    assert following([], baseline=None).place == "search/0"
 
 
 def test_the_search_takes_the_first_free_place():
     records = [of_baseline(), searched(2, "search/1")]
-    ask = next_step(plan(trials=9), records, [], 0.0)
+    ask = following(records, trials=9)
     assert (ask.place, ask.role, ask.seed) == ("search/0", "search", trial_seed(0, "search/0"))
     # The same records plan the same step.
-    assert next_step(plan(trials=9), records, [], 99.0) == ask
+    assert following(records, 99.0, trials=9) == ask
 
 
 def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
     records = list(SEARCHED)
     places = []
-    while isinstance(ask := next_step(plan(), records, [], 0.0), Ask):
+    while isinstance(ask := following(records), Ask):
         places.append((ask.place, ask.batch_size, ask.seed))
         records.append(ran(len(records), ask))
     seeds = [trial_seed(0, "seed/0"), trial_seed(0, "seed/1")]
@@ -96,7 +103,7 @@ def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
         ("seed/0/0", 64, seeds[0]),
         ("seed/0/1", 64, seeds[1]),
     ]
-    assert next_step(plan(), records, [], 0.0) == Done()
+    assert following(records) == Done()
 
 
 @pytest.mark.parametrize(
@@ -108,31 +115,31 @@ def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
     ],
 )
 def test_nothing_to_confirm_is_the_end(seeds, records):
-    assert next_step(plan(seeds=seeds), records, [], 0.0) == Done()
+    assert following(records, seeds=seeds) == Done()
 
 
 def test_the_curve_needs_no_new_seeds():
     question = Question(TARGET, Budget(steps=2000), "curve")
-    assert next_step(plan(question=question, trials=2), SEARCHED, [], 0.0) == Done()
+    assert following(SEARCHED, question=question, trials=2) == Done()
 
 
 @pytest.mark.parametrize("status", ["out of memory", "refused"])
 def test_sizes_that_do_not_fit_are_no_configurations(status):
     records = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status=status)]
-    assert next_step(plan(), records, [], 0.0).place == "search/2"
+    assert following(records).place == "search/2"
 
 
 def test_a_resumption_is_no_configuration_and_keeps_the_seed():
     pruned = searched(1, "search/0", status="pruned", seed=77, max_steps=60)
     resumed = searched(2, "search/1", seed=77, resumed_from=1, max_steps=900)
-    assert next_step(plan(), [of_baseline(), pruned, resumed], [], 0.0).place == "search/2"
+    assert following([of_baseline(), pruned, resumed]).place == "search/2"
     # A pruned trial that was about to reach a target which the baseline missed.
     history = tuple((step, 6.5 / step) for step in range(10, 61, 10))
     records = [
         of_baseline(status="missed", steps=938),
         searched(1, "search/0", status="pruned", seed=77, history=history),
     ]
-    asks = {seed: next_step(plan(trials=40, seed=seed), records, [], 0.0) for seed in range(9)}
+    asks = {seed: following(records, trials=40, seed=seed) for seed in range(9)}
     resumptions = {seed: ask for seed, ask in asks.items() if ask.resumed_from is not None}
     assert resumptions
     for seed, ask in resumptions.items():
@@ -143,7 +150,7 @@ def test_a_resumption_is_no_configuration_and_keeps_the_seed():
 
 def test_it_waits_for_what_others_run():
     running = [Spec(**searched(2, "search/1").model_dump(include=set(Spec.model_fields)))]
-    assert next_step(plan(), SEARCHED[:2], running, 0.0) == Wait()
+    assert following(SEARCHED[:2], running=running) == Wait()
 
 
 @pytest.mark.parametrize(
@@ -158,63 +165,61 @@ def test_it_waits_for_what_others_run():
     ],
 )
 def test_a_time_limit_ends_the_search_then_the_new_seeds(now, between, place):
-    limited = plan(deadline=Deadline(0.0, 100.0), trials=9)
+    limited = LIMITED | {"trials": 9}
     records = [
         of_baseline(train_seconds=6.0),
         searched(1, "search/0", other_seconds=3.0),
         searched(2, "search/1", status="pruned", other_seconds=now - 3.0 * between - 9.0),
     ]
-    step = next_step(limited, records, [], now)
+    step = following(records, now, **limited)
     assert (step.place if isinstance(step, Ask) else None) == place
 
 
 def test_a_search_without_another_configuration_that_reached_goes_on_to_the_end():
-    limited = plan(deadline=Deadline(0.0, 100.0), trials=9)
+    limited = LIMITED | {"trials": 9}
     records = [of_baseline(), searched(1, "search/0", status="pruned", max_steps=60)]
-    assert next_step(limited, records, [], 99.0).role == "search"
-    assert next_step(limited, records, [], 101.0) == Done()
+    assert following(records, 99.0, **limited).role == "search"
+    assert following(records, 101.0, **limited) == Done()
 
 
 def test_under_a_time_limit_each_new_seed_of_the_best_is_followed_by_the_baseline():
-    limited = plan(deadline=Deadline(0.0, 100.0))
     seeds = []
     for number, place in enumerate(("seed/1/0", "seed/0/0", "seed/1/1", "seed/0/1"), start=3):
-        ask = next_step(limited, [*SEARCHED, *seeds], [], 90.0)
+        ask = following([*SEARCHED, *seeds], 90.0, **LIMITED)
         assert (ask.place, ask.until) == (place, 100.0)
         seeds.append(ran(number, ask))
-    assert next_step(limited, [*SEARCHED, *seeds], [], 90.0) == Done()
+    assert following([*SEARCHED, *seeds], 90.0, **LIMITED) == Done()
     stopped = seeds[3].model_copy(update={"status": "pruned", "max_steps": 240, "steps": 240})
-    ask = next_step(limited, [*SEARCHED, *seeds[:3], stopped], [], 90.0)
+    ask = following([*SEARCHED, *seeds[:3], stopped], 90.0, **LIMITED)
     assert (ask.resumed_from, ask.repeats, ask.seed, ask.max_steps) == (6, 0, stopped.seed, 938)
 
 
 def test_a_new_seed_of_the_baseline_needs_its_own_time():
-    limited = plan(deadline=Deadline(0.0, 100.0))
     best = searched(1, "search/0", train_seconds=20.0)
     records = [of_baseline(train_seconds=1.0), best, SEARCHED[2]]
-    assert next_step(limited, records, [], 90.0) == Done()
+    assert following(records, 90.0, **LIMITED) == Done()
     records.append(searched(3, "seed/1/0", repeats=1, train_seconds=20.0))
-    assert next_step(limited, records, [], 90.0).place == "seed/0/0"
-    assert next_step(limited, records, [], 99.5) == Done()
+    assert following(records, 90.0, **LIMITED).place == "seed/0/0"
+    assert following(records, 99.5, **LIMITED) == Done()
 
 
 def test_the_first_configurations_lie_near_the_baseline():
     near = [(64, 1.2), (64, 0.133), (192, 0.4 * 3**0.5), (21, 0.4 * (21 / 64) ** 0.5)]
     records = [of_baseline(steps_low=199)]
     for number in range(1, 5):
-        ask = next_step(plan(trials=9), records, [], 0.0)
+        ask = following(records, trials=9)
         assert (ask.batch_size, ask.lr) == pytest.approx(near[number - 1], rel=1e-2)
         assert 1 < ask.max_steps < 200 * max(1, 64 / ask.batch_size)
         ran = {"batch_size": ask.batch_size, "lr": ask.lr}
         records.append(searched(number, ask.place, status="pruned", steps=ask.max_steps, **ran))
     # Where three times the rate reached the target it is kept for the other sizes.
     better = searched(1, "search/0", batch_size=64, lr=1.2, steps_low=59)
-    ask = next_step(plan(trials=9), [records[0], better], [], 0.0)
+    ask = following([records[0], better], trials=9)
     assert (ask.batch_size, ask.lr) == pytest.approx((192, 1.2 * 3**0.5), rel=1e-2)
 
 
 def test_under_a_time_limit_the_baseline_may_take_a_fifth():
-    ask = next_step(plan(deadline=Deadline(0.0, 100.0)), [], [], 5.0)
+    ask = following([], 5.0, **LIMITED)
     assert ask.until == 25.0
 
 
@@ -225,9 +230,8 @@ def test_under_a_time_limit_the_baseline_may_take_a_fifth():
 )
 def test_under_a_time_limit_the_baseline_runs_to_four_times_the_best(objective, limit):
     question = Question(TARGET, Budget(steps=400, examples=60_000), objective)
-    limited = plan(question=question, deadline=Deadline(0.0, 100.0))
     seeds = [searched(3 + index, f"seed/1/{index}", repeats=1, steps_low=59) for index in range(2)]
-    ask = next_step(limited, [*SEARCHED, *seeds], [], 70.0)
+    ask = following([*SEARCHED, *seeds], 70.0, question=question, **LIMITED)
     assert (ask.place, ask.max_steps) == ("seed/0/0", limit)
 
 
@@ -243,16 +247,16 @@ def of_new_seeds(*statuses):
 
 
 def test_a_robust_configuration_takes_over_from_one_that_misses():
-    assert next_step(plan(), of_new_seeds(), [], 0.0).place == "seed/1/0"
-    assert next_step(plan(), of_new_seeds("pruned"), [], 0.0).place == "seed/2/0"
+    assert following(of_new_seeds()).place == "seed/1/0"
+    assert following(of_new_seeds("pruned")).place == "seed/2/0"
 
 
 def test_new_seeds_from_before_the_search_went_on_leave_room_for_others():
     """Of two seeds three times as many runs are enough; then the baseline follows."""
     found = of_new_seeds(*["pruned"] * 6)
-    assert next_step(plan(), found, [], 0.0).place == "seed/0/0"
+    assert following(found).place == "seed/0/0"
     found.append(searched(9, "search/2", status="missed"))
-    assert next_step(plan(), found, [], 0.0).place == "seed/2/0"
+    assert following(found).place == "seed/2/0"
 
 
 @pytest.mark.parametrize(("count", "octaves", "is_done"), [(9, 0, False), (24, 1, True)])
@@ -272,46 +276,39 @@ def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, i
     assert isinstance(next_step(curve, records, [], 0.0), Done) == is_done
 
 
-def failed(number, batch_size, status="failed"):
-    return record(number, f"search/{number}", status=status, steps=0, batch_size=batch_size,
-                  message=f"error {number}", history=())  # fmt: skip
-
-
-TRAINED = record(0, "baseline", batch_size=8)
-
-
-def refused(number, batch_size):
-    return failed(number, batch_size, "refused")
-
-
-def test_a_smallest_size_that_does_not_fit_ends_a_study():
-    unfit = record(0, "baseline", "out of memory", batch_size=4, steps=0, message="no memory")
-    error = fatal_error(plan().space, [unfit])
-    assert (type(error), str(error)) == (InputError, "no memory")
-    assert fatal_error(plan().space, [unfit], since=1) is None
-    assert fatal_error(plan().space, [unfit, searched(1, "search/0")]) is None
+# What came of trials in a row, each with its batch size.
+STATUS = {"t": "reached", "f": "failed", "r": "refused", "m": "out of memory"}
 
 
 @pytest.mark.parametrize(
-    ("records", "message"),
+    ("trials", "error"),
     [
-        ([failed(0, 8), failed(1, 16)], None),
-        ([failed(0, 8), failed(1, 16), failed(2, 32)], "error 2"),
+        ("f8 f16", None),
+        ("f8 f16 f32", UserCodeError),
         # Something has trained at 8: only failures there, in a row, count.
-        ([TRAINED, failed(1, 16), failed(2, 32), failed(3, 64)], None),
-        ([TRAINED, failed(1, 8), failed(2, 8), failed(3, 8)],
-         "error 3"),
-        ([TRAINED, failed(1, 8), failed(2, 8), record(3, "search/3", batch_size=8), failed(4, 8)],
-         None),
-        ([refused(0, 4), refused(1, 16), failed(2, 32)], "error 2"),
-        ([TRAINED, refused(1, 9), refused(2, 10), refused(3, 11)], None),
+        ("t8 f16 f32 f64", None),
+        ("t8 f8 f8 f8", UserCodeError),
+        ("t8 f8 f8 t8 f8", None),
+        ("r4 r16 f32", UserCodeError),
+        ("t8 r9 r10 r11", None),
         # Memory is bisected down to the smallest size.
-        ([failed(number, 64 >> number, "out of memory") for number in range(4)], None),
+        ("m32 m16 m8", None),
+        ("m4", InputError),
+        ("m4 t8", None),
     ],
-)  # fmt: skip
-def test_failures_that_end_a_study(records, message):
-    error = fatal_error(plan().space, records)
-    assert (None if error is None else str(error)) == message
+)
+def test_failures_that_end_a_study(trials, error):
+    records = []
+    for number, trial in enumerate(trials.split()):
+        status = STATUS[trial[0]]
+        ran = {"steps": 9 * (status == "reached"), "message": f"error {number}", "history": ()}
+        place = f"search/{number}"
+        records.append(record(number, place, status, batch_size=int(trial[1:]), **ran))
+    found = fatal_error(plan().space, records)
+    assert found is None if error is None else type(found) is error
+    assert error is None or str(found) == f"error {number}"
+    # Those of an earlier call do not count.
+    assert fatal_error(plan().space, records, since=len(records)) is None
 
 
 @pytest.mark.parametrize(("deviation", "best"), [(0.01, 1), (0.5, 2)])
@@ -329,33 +326,33 @@ def test_sizes_whose_step_times_are_not_told_apart_are_compared_by_steps(deviati
 
 def test_schedules_that_end_with_their_trials():
     question = Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)
-    ends = plan(question=question, trials=1, seeds=2)
-    asked = next_step(ends, [], [], 0.0)
+    ends = {"question": question, "trials": 1}
+    asked = following([], **ends)
     assert asked.max_steps == asked.schedule_steps == 938
     baseline = record(0, "baseline", steps=200, schedule_steps=938)
-    asked = next_step(ends, [baseline], [], 0.0)
+    asked = following([baseline], **ends)
     assert asked.role == "search"
     assert asked.schedule_steps == asked.max_steps <= 60_000 / asked.batch_size + 1
     fast = {"batch_size": 128, "lr": 0.8, "steps": 80, "steps_low": 78, "max_steps": 400}
     trial = record(1, "search/0", **fast, schedule_steps=400)
-    asked = next_step(ends, [baseline, trial], [], 0.0)
+    asked = following([baseline, trial], **ends)
     # 400 steps are far more than it took: 9 of 10 seeds reach the target in them, too.
     assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/1/0", 400, 400)
     # Further seeds keep the length of the first one, whatever that was.
     first = record(2, "seed/1/0", **fast, schedule_steps=300, repeats=1)
-    asked = next_step(ends, [baseline, trial, first], [], 0.0)
+    asked = following([baseline, trial, first], **ends)
     assert (asked.place, asked.schedule_steps) == ("seed/1/1", 300)
 
 
 def test_a_deadline_stops_the_baseline_in_its_schedule():
     question = Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)
-    ends = plan(question=question, trials=1, seeds=1, deadline=Deadline(0.0, 100.0))
+    ends = LIMITED | {"question": question, "trials": 1}
     fast = {"batch_size": 128, "lr": 0.8, "steps": 40, "steps_low": 38}
     records = [
         record(0, "baseline", steps=600, schedule_steps=938),
         record(1, "search/0", **fast, schedule_steps=400),
         record(2, "seed/1/0", **fast, schedule_steps=400, repeats=1),
     ]
-    asked = next_step(ends, records, [], 70.0)
+    asked = following(records, 70.0, **ends)
     # Four times 39.5 steps of 3 ms, in steps of 2 ms.
     assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/0/0", 237, 938)

@@ -130,7 +130,6 @@ def test_a_server_that_is_down_is_one_line_and_loses_nothing(server, tmp_path, c
         with refused(error=StudyError), database_errors(url, "failed"):
             next(trials)
         assert main(["+workload=replay", "table=fashion_mlp", f"storage={url}"]) == 2
-        assert main(["worker", "study=study", f"storage={url}"]) == 2
         assert "Traceback" not in capsys.readouterr().err
     finally:
         server.start()
