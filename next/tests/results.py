@@ -166,20 +166,6 @@ def nothing_reached(trend, **changes):
 FEWEST = confirmed(512, 2.1, (32, 33, 35), 0.0419, number=21)
 
 
-def steps(**changes):
-    """A study for the fewest steps that says switch, but for what is changed."""
-    values = {
-        "objective": "steps",
-        "best": FEWEST,
-        "speedup": speedup(201 / 33, 4.9, 7.6),
-        "near_optimal": (512, 1024),
-        "lr_alone": None,
-        "faster": Faster(batch_size=118, lr=1.18, seconds=0.0331, speedup=0.0419 / 0.0331),
-        "train_command": "bstune +workload=digits trial.batch_size=512 trial.lr=2.1",
-    }
-    return result(**{**values, **changes})
-
-
 def of_curve(**changes):
     """A study of the curve whose B_crit has a wide interval, but for what is changed."""
     values = {
@@ -310,7 +296,15 @@ STATES = {
     ),
     "largest size binds": result(critical=critical(None, 812.0, None)),
     "no critical batch size": result(critical=critical(None, None, None)),
-    "steps: switch": steps(),
+    "steps: switch": result(
+        objective="steps",
+        best=FEWEST,
+        speedup=speedup(201 / 33, 4.9, 7.6),
+        near_optimal=(512, 1024),
+        lr_alone=None,
+        faster=Faster(batch_size=118, lr=1.18, seconds=0.0331, speedup=0.0419 / 0.0331),
+        train_command=f"{COMMAND} trial.batch_size=512 trial.lr=2.1",
+    ),
     "metric: switch": metric(),
     "metric: a budget of steps": metric(budget=Budget(steps=9360)),
     "metric: keep": metric(
@@ -334,22 +328,6 @@ STATES = {
         best=of_metric((24, 0.003), (0.9213, 0.9221, 0.9234), 9360, number=9),
         baseline=of_metric((64, 0.001), (0.9179, 0.9187, 0.9192), 4210),
         improvement=Improvement(value=0.0034, low=0.0019, high=0.0049, deviation=0.0009),
-    ),
-    "metric: no whole trial": metric(
-        verdict="not yet",
-        reached=False,
-        improvement=None,
-        best=None,
-        baseline=None,
-        closest=Closest(
-            configuration=Configuration(batch_size=24, lr=0.02),
-            number=3,
-            value=2.31,
-            trend="diverged",
-        ),
-        near_optimal=None,
-        train_command=None,
-        next=f"{COMMAND} lr.high=0.01 study=digits-2",
     ),
     "curve": of_curve(),
     "curve: open above": of_curve(

@@ -36,17 +36,6 @@ def test_seconds(value, text):
     assert console.seconds(value) == text
 
 
-def test_a_row_is_wrapped_as_in_the_design():
-    text = (
-        "to batch size 118, lr 1.18: 2.9x as fast (2.3 to 3.8) as your "
-        "baseline, batch size 64 and lr 0.4"
-    )
-    assert console.wrap("Switch", text).split("\n") == [
-        "Switch     to batch size 118, lr 1.18: 2.9x as fast (2.3 to 3.8) as your",
-        "           baseline, batch size 64 and lr 0.4",
-    ]
-
-
 def test_a_long_path_stays_whole():
     path = "/home/me/" + "long-name/" * 10
     assert path in console.wrap("Page", f"see {path}", width=40).split()

@@ -9,10 +9,9 @@ from search_records import BUDGET, QUESTION, SPACE, TARGET, Workload, record, st
 from bstune.search.grid import best_of_grid, propose_of_grid
 from bstune.search.law import B_CRIT, make_law
 from bstune.search.posterior import Posterior, rows_of
-from bstune.study.critical import critical_batch_size, is_narrow
+from bstune.study.critical import critical_batch_size
 from bstune.study.estimates import answer_posterior
 from bstune.study.plan import Plan
-from bstune.study.result import Interval
 
 
 def critical(sizes, b_crit, factor):
@@ -64,14 +63,6 @@ def test_an_end_that_no_trial_bounds_is_open(sizes, b_crit, factor, low, high):
     for end, expected in ((found.interval.low, low), (found.interval.high, high)):
         assert (end is None) == (expected is None)
         assert end is None or end == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(50.0, 100.0, True), (50.0, 101.0, False), (50.0, None, False)],
-)
-def test_a_narrow_interval_has_two_ends(low, high, expected):
-    assert is_narrow(Interval(value=None, low=low, high=high)) == expected
 
 
 class Bent(Workload):

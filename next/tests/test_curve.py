@@ -1,6 +1,5 @@
 import doctest
 import math
-import statistics
 
 import pytest
 from refusals import refused
@@ -9,7 +8,6 @@ import bstune
 from bstune.core.curve import slope_b_crit
 from bstune.study import fit_curve as module
 from bstune.study.fit_curve import fit_curve
-from bstune.trial.table import find_table
 
 SIZES = [2.0**k for k in range(3, 13)]
 
@@ -21,28 +19,6 @@ def law(batch_size, s_min=150.0, b_crit=64.0):
 def knee(batch_size, exponent, b_crit):
     """Its slope -r/(1 + r), with r = (B_crit/B)^p, is -1/2 at B_crit."""
     return 200.0 * (1.0 + (b_crit / batch_size) ** exponent) ** (1.0 / exponent)
-
-
-def recorded_curve(table):
-    """The least over rates of the median over seeds of the steps to the target."""
-    best = {}
-    for (batch_size, _), runs in table.cells.items():
-        steps = [run.steps_to(table.target) or math.inf for run in runs]
-        best[batch_size] = min(statistics.median(steps), best.get(batch_size, math.inf))
-    return [point for point in best.items() if math.isfinite(point[1])]
-
-
-# B_crit of the package that came before (0.1.0, search_problem.dense_b_crit).
-@pytest.mark.parametrize(
-    ("name", "b_crit"),
-    [
-        ("fashion_mlp", 481.6),
-        ("mnist_cnn", 103.8),
-        ("cifar_mlp", 1082.7),
-    ],
-)
-def test_the_truth_of_recorded_tables(name, b_crit):
-    assert slope_b_crit(recorded_curve(find_table(name))) == pytest.approx(b_crit, rel=0.01)
 
 
 # The slope is averaged over an octave, and drawn towards the law's near the ends.

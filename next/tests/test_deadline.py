@@ -6,7 +6,7 @@ import pytest
 from test_plan import plan, searched
 
 from bstune.study.deadline import Deadline, least_limit, pilot_seconds
-from bstune.study.progress import Progress, longest
+from bstune.study.progress import Progress
 from bstune.system.ticker import Ticker
 from bstune.trial.worker import Worker, call, tell_progress
 
@@ -64,13 +64,6 @@ def test_what_sets_a_target_that_nobody_gave(limit, seconds):
 @pytest.mark.parametrize(("start", "trials", "limit"), [(3.0, [], 20.0), (12.0, [40, 40], 107.0)])
 def test_the_least_limit(start, trials, limit):
     assert least_limit(start, trials) == pytest.approx(limit)
-
-
-@pytest.mark.parametrize(("step_seconds", "is_told"), [(None, False), (1.0, False), (20.0, True)])
-def test_days_are_told(step_seconds, is_told):
-    """938 steps of the baseline, 6 runs."""
-    assert (longest(plan(), step_seconds) is not None) == is_told
-    assert longest(plan(deadline=LIMIT), step_seconds) is None
 
 
 def test_what_goes_on_is_the_running_trial():

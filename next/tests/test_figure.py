@@ -69,16 +69,6 @@ def test_without_a_value_neither_the_law_nor_its_interval_is_drawn(state):
     assert not panel.patches
 
 
-@pytest.mark.parametrize("state", ["baseline stopped", "keep"])
-def test_the_best_and_the_baseline_lie_within_the_panels(state):
-    figure = curve_figure(STATES[state], records())
-    for panel, axes in enumerate(figure.axes):
-        low, high = axes.get_ylim()
-        for label in ("best", "baseline"):
-            ((_, height),) = points(figure, panel, label)
-            assert low < height < high
-
-
 def test_a_metric_is_no_formula():
     study = result(target=Target("val/$loss_{", 0.1, "min"))
     curve_figure(study, records()).draw_without_rendering()
