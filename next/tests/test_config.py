@@ -128,6 +128,7 @@ def test_recorded_runs():
     # The batch sizes are 8, 16 ... 4096, the rates 2^-12 ... 2^-1; their middle is the baseline.
     assert (options.batch_size.low, options.batch_size.high, options.lr.high) == (8, 4096, 0.5)
     assert options.baseline.pair == (256, 0.1)
+    assert compose(["+workload=replay", "table=digits_linear"]).options.schedule_ends
 
 
 def test_recorded_runs_of_ones_own(tmp_path):

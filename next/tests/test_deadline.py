@@ -6,7 +6,7 @@ import pytest
 from test_plan import plan, searched
 
 from bstune.study.deadline import Deadline, least_limit, pilot_seconds
-from bstune.study.progress import Progress
+from bstune.study.progress import Progress, longest
 from bstune.system.ticker import Ticker
 from bstune.trial.worker import Worker, call, tell_progress
 
@@ -64,6 +64,12 @@ def test_what_sets_a_target_that_nobody_gave(limit, seconds):
 @pytest.mark.parametrize(("start", "trials", "limit"), [(3.0, [], 20.0), (12.0, [40, 40], 107.0)])
 def test_the_least_limit(start, trials, limit):
     assert least_limit(start, trials) == pytest.approx(limit)
+
+
+def test_days_are_told():
+    """938 steps of the baseline, 6 runs."""
+    assert longest(plan(), 1.0) is None
+    assert longest(plan(), 20.0) is not None
 
 
 def test_what_goes_on_is_the_running_trial():

@@ -106,6 +106,12 @@ def test_a_foreign_folder_is_refused_and_left(tmp_path, name, text):
     assert (tmp_path / name).read_text() == text
 
 
+def test_a_file_is_no_folder_to_claim(tmp_path):
+    (tmp_path / "a").write_text("mine")
+    with refused("output=", StudyError):
+        claim_folder(StudyFolder(tmp_path / "a"), "digits", "sqlite:///a.db")
+
+
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [

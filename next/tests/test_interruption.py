@@ -64,3 +64,16 @@ def test_a_second_signal_kills():
     done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, text=True)
     assert done.returncode == -signal.SIGINT
     assert done.stdout == "raised\n"
+
+
+def test_another_thread_changes_nothing():
+    seen = []
+
+    def work():
+        with interruptible():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGINT)]

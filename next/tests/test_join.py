@@ -39,6 +39,7 @@ def attributes(url):
     [
         (["study=own"], "storage=URL, study=NAME"),
         (["STORAGE", "study=nosuch"], "nosuch, own, foreign"),
+        (["storage=sqlite:///nosuch.db", "study=own"], "own, none"),
         (["STORAGE", "study=foreign"], "foreign, another program, study=NAME"),
         (["STORAGE", "study=later"], "99, study=NAME"),
         (["STORAGE", "study=python"], "bstune.tune(..., script, storage"),

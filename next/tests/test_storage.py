@@ -19,7 +19,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Space
 from bstune.study.plan import Ask
-from bstune.study.storage import StudyStorage
+from bstune.study.storage import StudyStorage, database_errors
 
 SPACE = Space(4, 1024, 1e-4, 10.0, "sqrt", (64, 0.1))
 QUESTION = Question(Target("val/error", 0.1, "min"), Budget(steps=99))
@@ -189,6 +189,8 @@ def test_over_a_proxy_the_trial_of_a_killed_machine_waits_for_who_is_at_the_data
     finally:
         server.kill()
         server.join()
+    with refused(error=StudyError), database_errors("grpc://x", "failed"):
+        other.records()
 
 
 def serve(url, port):
