@@ -323,12 +323,6 @@ STATES = {
         next=f"{COMMAND} seeds=6",
         train_command=None,
     ),
-    "metric: accuracy": metric(
-        target=Target("val/acc", None, "max"),
-        best=of_metric((24, 0.003), (0.9213, 0.9221, 0.9234), 9360, number=9),
-        baseline=of_metric((64, 0.001), (0.9179, 0.9187, 0.9192), 4210),
-        improvement=Improvement(value=0.0034, low=0.0019, high=0.0049, deviation=0.0009),
-    ),
     "curve": of_curve(),
     "curve: open above": of_curve(
         critical=critical(None, 412.0, None),

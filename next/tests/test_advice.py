@@ -122,7 +122,9 @@ def test_what_narrows_b_crit(ends, to_add, expected):
     assert (None if got is None else got[1]) == expected
 
 
-def test_larger_sizes_that_do_not_fit_are_not_asked_for():
-    records = [record(), record(1, "out of memory", batch_size=512)]
-    _, options = for_curve(CURVE_PLAN, "s", critical(None, 300.0, None), ALL, records)
-    assert options == {"trials": 64}
+def test_an_open_end_within_the_range_or_beyond_what_fits_asks_for_trials():
+    beyond = critical(None, 300.0, None)
+    within = beyond.model_copy(update={"largest": 100})
+    unfit = record(1, "out of memory", batch_size=512)
+    for found, records in ((within, [record()]), (beyond, [record(), unfit])):
+        assert for_curve(CURVE_PLAN, "s", found, ALL, records)[1] == {"trials": 64}

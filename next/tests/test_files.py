@@ -35,6 +35,13 @@ def test_a_body_that_fails_leaves_what_was_there(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_lines_are_appended(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    for text in ("a", "b"):
+        files.append_line(path, text)
+    assert path.read_text() == "a\nb\n"
+
+
 def make_link(path, other):
     path.symlink_to(other)
 

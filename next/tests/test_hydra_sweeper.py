@@ -63,6 +63,7 @@ def read(tmp_path_factory):
     [
         ([SIZE, RATE], BEST, {"batch_size": (8, 1024, 1), "lr": (1e-4, 1), "budget.steps": 1}),
         # As for Optuna's sweeper a range's end is included; steps and choices are multiples.
+        (["batch_size=range(32,260,32)", RATE], BEST, {"batch_size": (32, 256, 32)}),
         (["batch_size=choice(32,64,128)", RATE], BEST, {"batch_size": (32, 128, 32)}),
         # The baseline is the application's own, and belongs to the ranges.
         (["batch_size=96,128", "lr=interval(0.5,2)"], BEST, {

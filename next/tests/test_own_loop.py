@@ -143,7 +143,6 @@ ASKED = {
         {"objective": "metric", "target": "min val/loss", "budget": 60},
         lambda trial: trial.total_steps == 60 and trial.status != "reached",
     ),
-    "time": ({"objective": "time", "wall_seconds": 30.0}, lambda trial: trial.has_deadline),
     "schedule": (
         {"schedule_ends": True},
         lambda trial: trial.total_steps == trial.max_steps and not trial.worth_saving,
