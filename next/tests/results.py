@@ -1,4 +1,4 @@
-"""Results and records for tests: one result for each state of design.md, section 1."""
+"""Results and records for tests: results for the states of design.md, section 1."""
 
 from search_records import record
 

@@ -155,6 +155,7 @@ def test_recorded_runs_of_ones_own(tmp_path):
         ("own", ["module.depth=3"], "+module.depth=VALUE"),
         ("own", ["~target"], "target is missing"),
         ("own", ["batch_size.low=[1,2"], "batch_size.low, OPTION=VALUE"),
+        ("own", ["--cfg", "hydra"], "cfg, hydra, job"),
         ("own", ["--multirun"], "--multirun"),
         ("own", ["--config-dir", "/nowhere"], "--config-dir, /nowhere"),
         ("nested", [], "lr.lwo, lr.low"),

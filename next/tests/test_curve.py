@@ -106,6 +106,8 @@ GOOD = points_of([8, 64])
         [GOOD[0], (64, 100, False)],
         [*GOOD, (0, 100, True)],
         [*GOOD, (8, math.nan, True)],
+        [*GOOD, (8, "many", True)],
+        7,
         [*GOOD, (8, 100)],
         [*GOOD, (8, 100, "False")],
     ],

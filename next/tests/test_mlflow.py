@@ -101,7 +101,8 @@ def test_a_continued_study_has_one_run_and_no_trial_twice(outputs):
     folder = outputs / "continued"
     log(folder, "continued", trials=RECORDS[:4])
     longer = result(trials=90, curve=STUDY.curve[::2])
-    log(folder, "continued", longer, RECORDS[:6])
+    address = log(folder, "continued", longer, RECORDS[:6])
+    assert log(folder, "continued", longer, RECORDS[:6]) == address
     log(outputs / "another study", "continued", trials=RECORDS[6:8])
     studies, trials = runs_of(folder, "continued")
     assert len(studies) == 2

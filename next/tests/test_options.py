@@ -193,6 +193,7 @@ def test_spelling_of_python(given, name, value):
     ("given", "words"),
     [
         ({"batch_size": 64}, "batch_size, 64, low"),
+        ({"batch_size": (1, 2, 3)}, "batch_size, (1, 2, 3), low"),
         ({"baseline": "64"}, "baseline, 64, lr"),
     ],
 )

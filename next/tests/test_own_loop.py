@@ -1,4 +1,4 @@
-"""A loop of one's own under a study: whole studies, against closed forms and against ``tune``."""
+"""A loop of one's own under a study: whole studies, against closed forms."""
 
 import math
 import os

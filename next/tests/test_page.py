@@ -6,7 +6,6 @@ from results import FAR, FEW_OCTAVES, STATES, STEP_TIMES, records, result
 from bstune.report.answer import answer, header
 from bstune.report.page import page
 
-PAGE = page(result(), records(), "workload: digits\nlr: {low: 0.01}\n")
 ATTACK = "</svg><script>alert(1)</script>"
 
 
@@ -23,10 +22,11 @@ def test_the_page_has_the_answer_and_is_small(state):
 
 
 def test_all_trials_and_the_config_are_there():
-    rows = re.findall(r"<tr><td>(\d+)</td>", PAGE)
+    text = page(result(), records(), "workload: digits\nlr: {low: 0.01}\n")
+    rows = re.findall(r"<tr><td>(\d+)</td>", text)
     assert [int(row) for row in rows] == list(range(18))
-    assert "RuntimeError: shapes do not match (model.py:40)" in PAGE
-    assert "lr: {low: 0.01}" in PAGE
+    assert "RuntimeError: shapes do not match (model.py:40)" in text
+    assert "lr: {low: 0.01}" in text
 
 
 def test_warnings_beyond_two_stand_on_the_page_alone():

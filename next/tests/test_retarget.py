@@ -119,6 +119,7 @@ def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
         # The best trial met its target, and was stopped there.
         (OWN, within(150), [record(), record(1, "missed", MISSED)], "66%"),
         (within(200), within(400), [record(status="finished", history=MISSED)], "50%"),
+        (within(200), within(5), [record(status="finished", history=MISSED)], "larger"),
     ],
 )
 def test_what_the_trials_do_not_tell_is_one_line(own, question, records, words):
@@ -163,6 +164,7 @@ def test_options_of_another_question(changes, asked, differs):
         ({"target": float("nan")}, "nan"),
         ({"target": 0.2, "budget": {"seconds": 30}}, "metric"),
         ({"budget": {"seconds": -1}}, "budget.seconds"),
+        ({"trials": 3}, "trials"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(asked, words):
