@@ -14,6 +14,7 @@ TARGET = Target("val/error", 0.1, "min")
 BUDGET = 4000
 QUESTION = Question(TARGET, Budget(steps=BUDGET))
 SPACE = Space(8, 512, 0.001, 1.0, "sqrt", (64, 0.05))
+ROLES = {"baseline": "baseline", "search": "search", "seed": "new seed"}
 
 
 def step_time(batch_size):
@@ -35,10 +36,11 @@ def spec(number=0, **fields):
 
 
 def record(number=0, status="reached", **fields):
-    """A trial of the search that ran 100 steps at batch size 64 and lr 0.05."""
+    """A trial that ran 100 steps at batch size 64 and lr 0.05; its place tells its role."""
+    place = fields.get("place", f"search/{number}")
     values = {
-        "place": f"search/{number}",
-        "role": "search",
+        "place": place,
+        "role": ROLES[place.partition("/")[0]],
         "batch_size": 64,
         "lr": 0.05,
         "seed": number,

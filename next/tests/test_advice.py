@@ -41,38 +41,33 @@ def bent(factor):
 
 @pytest.mark.parametrize(
     ("factor", "expected"),
-    [(1.0, []), (1.25, []), (1.35, ["far from the law"]), (1 / 1.35, ["far from the law"])],
+    [(1.25, []), (1 / 1.35, ["far from the law"])],
 )
 def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
     assert off_law(LAW, bent(factor)) == pytest.approx(max(factor, 1 / factor))
     assert kinds(points=bent(factor)) == expected
+    # An open end is warning enough.
+    assert kinds(found=critical(None, 90.0, None), points=bent(factor)) == []
 
 
 @pytest.mark.parametrize(
     ("to_add", "expected"),
     [
         ((11, 23), []),  # far from B_crit, where nobody asked
-        ((91,), []),
+        ((91, 184), []),
         ((93,), ["octave without a trial"]),
         ((183,), ["octave without a trial"]),
-        ((184,), []),
     ],
 )
-@pytest.mark.parametrize("plan", [PLAN, CURVE_PLAN])
-def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(plan, to_add, expected):
-    assert kinds(plan, searched=missing(*to_add)) == expected
+def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(to_add, expected):
+    assert kinds(searched=missing(*to_add)) == expected
 
 
-@pytest.mark.parametrize(("runs", "seeds"), [(0, 3), (1, 3), (3, 6)])
+@pytest.mark.parametrize(("runs", "seeds"), [(1, 3), (3, 6)])
 def test_new_seeds_that_were_not_run_are_asked_for(runs, seeds):
     other = confirmed(118, 1.18, (52, 55, 61), 0.0331)
     other = other.model_copy(update={"seeds": other.seeds[:runs]})
     assert advice.missing(PLAN, None, other, None, [record()])[1] == {"seeds": seeds}
-
-
-@pytest.mark.parametrize("ends", [(None, 90.0, None), (None, None, 90.0), (None, None, None)])
-def test_an_open_end_is_warning_enough(ends):
-    assert kinds(found=critical(*ends), points=bent(2.0), searched=missing(128)) == []
 
 
 def test_step_times_matter_for_time_alone():
@@ -81,17 +76,6 @@ def test_step_times_matter_for_time_alone():
     assert kinds(best=best) == ["step times"]
     of_steps = replace(PLAN, question=Question(QUESTION.target, QUESTION.budget, "steps"))
     assert kinds(of_steps, best=best) == []
-
-
-@pytest.mark.parametrize(
-    ("lows", "expected"),
-    [((90, 90, 0), []), ((90, 0, 0), ["evaluations"]), ((50, 50, 50), ["evaluations"])],
-)
-def test_evaluations_far_apart_are_warned_of(lows, expected):
-    """Uniform in (50, 100] steps are uncertain to 19%, in (0, 100] to 57%."""
-    records = [record(number, steps_low=low) for number, low in enumerate(lows)]
-    records.append(record(9, "pruned"))
-    assert kinds(records=records) == expected
 
 
 @pytest.mark.parametrize(
@@ -109,7 +93,6 @@ def test_evaluations_of_the_new_seeds_that_decide_are_warned_of(repeats, expecte
 # Space, batch sizes of trials that reached -> octaves, how many have one, the middles to add.
 RANGES = [
     (SPACE, (8, 16, 40, 64, 128, 512), (6, 6, ())),
-    (SPACE, (8, 40), (6, 2, (23, 91, 181, 362))),
     (replace(SPACE, low=8, high=512, multiple=8), (64,), (6, 1, (8, 24, 48, 184, 360))),
     (replace(SPACE, low=64, high=64), (64,), (1, 1, ())),
 ]
@@ -128,7 +111,6 @@ def test_octaves_of_a_range(space: Space, sizes, expected):
 NARROWING = [
     ((130.0, 100.0, 201.0), (), {"trials": 64}),
     ((130.0, 100.0, 199.0), (23,), None),
-    ((130.0, 85.0, 212.0), (23, 45), {"trials": 64}),
     ((None, 300.0, None), (), {"batch_size.low": 8, "batch_size.high": 2048, "study": "s-2"}),
     ((None, None, None), (), {"batch_size.low": 2, "batch_size.high": 2048, "study": "s-2"}),
 ]
@@ -140,19 +122,9 @@ def test_what_narrows_b_crit(ends, to_add, expected):
     assert (None if got is None else got[1]) == expected
 
 
-def test_an_open_end_within_the_range_asks_for_trials():
-    found = critical(None, 60.0, None).model_copy(update={"largest": 100})
-    _, options = for_curve(CURVE_PLAN, "s", found, missing(181, 362), [record()])
-    assert options == {"trials": 64}
-
-
-def test_larger_sizes_that_do_not_fit_are_not_asked_for():
-    records = [record(), record(1, "out of memory", batch_size=512)]
-    _, options = for_curve(CURVE_PLAN, "s", critical(None, 300.0, None), ALL, records)
-    assert options == {"trials": 64}
-
-
-def test_a_smallest_size_of_one_multiple_cannot_be_lowered():
-    plan = replace(CURVE_PLAN, space=replace(SPACE, multiple=8))
-    _, options = for_curve(plan, "s", critical(None, None, 20.0), ALL, [record()])
-    assert options == {"trials": 64}
+def test_an_open_end_within_the_range_or_beyond_what_fits_asks_for_trials():
+    beyond = critical(None, 300.0, None)
+    within = beyond.model_copy(update={"largest": 100})
+    unfit = record(1, "out of memory", batch_size=512)
+    for found, records in ((within, [record()]), (beyond, [record(), unfit])):
+        assert for_curve(CURVE_PLAN, "s", found, ALL, records)[1] == {"trials": 64}

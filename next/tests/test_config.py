@@ -38,7 +38,6 @@ FILES = {
     "secret": OWN.replace("root:", "api_key: s3cret, root:"),
     "ranges": OWN.replace("{key: module.dropout, low: 0, high: 0.5}", "[0, 0.5]"),
     "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
-    "list": "- trials\n",
 }
 
 
@@ -84,17 +83,14 @@ def test_workloads_that_ship(workload):
 @pytest.mark.parametrize(
     ("argument", "name", "value"),
     [
-        ("target=val/error <= 0.2", "target", Target("val/error", 0.2, "min")),
         ("target='acc >= 0.9'", "target", Target("acc", 0.9, "max")),
         ("baseline.lr=1e-2", "baseline.lr", 0.01),
         ("threads=null", "output", "outputs/own"),
         ("storage=p://me:pw@host:5432/db?ssl=on", "storage", "p://me:pw@host:5432/db?ssl=on"),
         ("output=~/it's", "output", "~/it's"),
-        ("study=a b", "study", "a b"),
         ("survey=off", "survey", "off"),
         ("seed=4", "trial.seed", 4),
         ("module.widths=[16]", "module.widths", [16]),
-        ("+module.depth=3", "module.depth", 3),
         ("+trainer.callbacks=[]", "trainer.callbacks", []),
     ],
 )
@@ -102,7 +98,7 @@ def test_overrides(folder, argument, name, value):
     assert option(composed(folder, argument), name) == value
 
 
-@pytest.mark.parametrize("spelling", ["workload=based", "+workload=based", "++workload=based"])
+@pytest.mark.parametrize("spelling", ["workload=based", "+workload=based"])
 def test_a_workload_on_a_base(folder, spelling):
     options = compose(["-cd", str(folder), spelling]).options
     assert (options.study, options.seed, options.trials) == ("based", 3, 7)
@@ -124,33 +120,15 @@ def test_cfg_shows_the_resolved_config_without_secrets(folder):
     assert found.options.storage == storage.partition("=")[2]
 
 
-# The batch sizes are 8, 16 ... 4096, the rates 2^-12 ... 2^-1: the baseline is their middle.
-OF_TABLE = {
-    "study": "replay-fashion_mlp",
-    "target": Target("val/error", 0.14, "min"),
-    "batch_size.low": 8,
-    "batch_size.high": 4096,
-    "lr.high": 0.5,
-    "baseline.batch_size": 256,
-    "baseline.lr": 2**-6,
-}
-
-
-@pytest.mark.parametrize(
-    ("argument", "changes"),
-    [
-        ("study=a", {"study": "a"}),
-        ("baseline.lr=0.1", {"baseline.lr": 0.1}),
-        ("budget.steps=50", {"budget.steps": 50, "budget.examples": 1}),
-        ("target=val/error <= 0.2", {"target": Target("val/error", 0.2, "min")}),
-    ],
-)
-def test_recorded_runs(argument, changes):
-    found = compose(["+workload=replay", "table=fashion_mlp", argument])
-    assert found.recipe is None
-    assert found.parts["table"] == "fashion_mlp"
-    expected = OF_TABLE | changes
-    assert {name: option(found, name) for name in expected} == expected
+def test_recorded_runs():
+    found = compose(["+workload=replay", "table=fashion_mlp", "baseline.lr=0.1"])
+    assert (found.recipe, found.parts["table"]) == (None, "fashion_mlp")
+    options = found.options
+    assert options.target == Target("val/error", 0.14, "min")
+    # The batch sizes are 8, 16 ... 4096, the rates 2^-12 ... 2^-1; their middle is the baseline.
+    assert (options.batch_size.low, options.batch_size.high, options.lr.high) == (8, 4096, 0.5)
+    assert options.baseline.pair == (256, 0.1)
+    assert compose(["+workload=replay", "table=digits_linear"]).options.schedule_ends
 
 
 def test_recorded_runs_of_ones_own(tmp_path):
@@ -175,12 +153,8 @@ def test_recorded_runs_of_ones_own(tmp_path):
         ("a/../b", [], "a/../b, own"),
         ("own", ["+trails=3"], "trails, trials"),
         ("own", ["module.depth=3"], "+module.depth=VALUE"),
-        ("own", ["~nothing"], "nothing"),
         ("own", ["~target"], "target is missing"),
-        ("own", ["trials=3,4"], "trials=3,4"),
         ("own", ["batch_size.low=[1,2"], "batch_size.low, OPTION=VALUE"),
-        ("own", ["batch_size=3"], "batch_size, low, 3"),
-        ("own", ["trials=${nowhere}"], "trials, nowhere"),
         ("own", ["--cfg", "hydra"], "cfg, hydra, job"),
         ("own", ["--multirun"], "--multirun"),
         ("own", ["--config-dir", "/nowhere"], "--config-dir, /nowhere"),
@@ -189,7 +163,6 @@ def test_recorded_runs_of_ones_own(tmp_path):
         ("reference", [], "study, nowhere"),
         ("ranges", [], "tunable.dropout, [0, 0.5], low:"),
         ("broken", [], "broken.yaml, line 3"),
-        ("list", [], "workload/list"),
         ("latin", [], "YAML"),
         ("replay", [], "table is missing"),
         ("replay", ["table=nope"], "nope, fashion_mlp"),
@@ -219,8 +192,3 @@ assert "torch" not in sys.modules and "bstune.workloads" not in sys.modules
 """
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
-
-
-@pytest.mark.parametrize(("table", "ends"), [("digits_linear", True), ("fashion_mlp", False)])
-def test_a_table_says_whether_schedules_end(table, ends):
-    assert compose(["+workload=replay", f"table={table}"]).options.schedule_ends is ends

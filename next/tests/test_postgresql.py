@@ -9,21 +9,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 from postgres import INITDB, Postgres
 from refusals import refused
-from test_loop import asked_trials
-from test_storage import SPACE, ask, record_of
+from test_loop import PLAN, asked_trials
+from test_storage import QUESTION, SPACE, ask, record_of
 
 from bstune.__main__ import main
 from bstune.core.errors import StudyError
-from bstune.core.question import Question
-from bstune.core.records import Budget, Target
-from bstune.core.space import Configuration
-from bstune.study.plan import Plan
 from bstune.study.storage import StudyStorage, database_errors
 from bstune.system.files import StudyFolder
 
@@ -31,7 +28,6 @@ pytest.importorskip("psycopg", reason="psycopg is not installed: pip install bst
 pytestmark = pytest.mark.skipif(
     INITDB is None, reason="PostgreSQL's server is not installed: apt-get install postgresql"
 )
-QUESTION = Question(Target("val/error", 0.1, "min"), Budget(steps=99))
 FORK = multiprocessing.get_context("fork")
 
 
@@ -94,29 +90,6 @@ def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path)
     assert (tmp_path / "out" / "curve.json").exists()
 
 
-def claim_all(url, claimed):
-    storage = open_study(url)
-    for place in range(12):
-        spec = storage.claim(ask(f"search/{place}"))
-        if spec is not None:
-            claimed.put(spec.place)
-    storage.study._storage.remove_session()
-
-
-def test_of_three_processes_at_one_place_one_keeps_it(server):
-    url = server.new_url()
-    open_study(url)
-    claimed = FORK.Queue()
-    processes = [FORK.Process(target=claim_all, args=(url, claimed)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    places = [claimed.get(timeout=60) for _ in range(12)]
-    for process in processes:
-        process.join()
-    assert claimed.empty()
-    assert len(set(places)) == 12
-
-
 def freeze(url, stored):
     """Claim a place, be frozen, and tell the record of it much later."""
     storage = open_study(url)
@@ -147,7 +120,7 @@ def test_the_trial_of_a_frozen_process_is_asked_again_and_its_record_is_refused(
 
 def test_a_server_that_is_down_is_one_line_and_loses_nothing(server, tmp_path, capsys):
     url = server.new_url()
-    plan = Plan(QUESTION, SPACE, Configuration(batch_size=64, lr=0.1), trials=1, seeds=1, seed=0)
+    plan = replace(PLAN, trials=1)
     storage = open_study(url)
     trials = asked_trials(plan, storage, StudyFolder(tmp_path))
     for asked in itertools.islice(trials, 2):
@@ -157,7 +130,6 @@ def test_a_server_that_is_down_is_one_line_and_loses_nothing(server, tmp_path, c
         with refused(error=StudyError), database_errors(url, "failed"):
             next(trials)
         assert main(["+workload=replay", "table=fashion_mlp", f"storage={url}"]) == 2
-        assert main(["worker", "study=study", f"storage={url}"]) == 2
         assert "Traceback" not in capsys.readouterr().err
     finally:
         server.start()

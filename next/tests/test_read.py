@@ -36,11 +36,9 @@ def dumped(**changes):
         (None, "curve.json"),
         ('{"schema_number": 1', "JSON"),
         ("[1]", "mapping"),
-        ("{}", "schema number 1, but has None"),
         (dumped(schema_number=2), "schema number 1, but has 2"),
         (dumped(verdict="maybe"), "verdict"),
         (dumped(best={"lr": 1}), "best.batch_size"),
-        (dumped(surprise=1), "surprise"),
         (" " * (RESULT_LIMIT_BYTES + 1), f"{RESULT_LIMIT_BYTES:,}"),
     ],
 )

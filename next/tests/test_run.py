@@ -14,8 +14,8 @@ from pathlib import Path
 import matplotlib.pyplot
 import optuna
 import pytest
-import torch
-from small import ARGUMENTS, Data, Model, Sleeps
+from refusals import refused
+from small import ARGUMENTS, Data, Model
 
 import bstune
 from bstune.__main__ import main
@@ -37,7 +37,7 @@ def tune(folder, module=Model, **changes):
 def finished(tmp_path_factory):
     """One finished study of the small project, and its folder."""
     folder = tmp_path_factory.mktemp("finished")
-    return tune(folder, trials=10), folder
+    return tune(folder, trials=8), folder
 
 
 def test_a_study_is_answered(finished):
@@ -47,17 +47,11 @@ def test_a_study_is_answered(finished):
     assert result.reached
     assert result.speedup.value == pytest.approx(result.baseline.seconds / result.best.seconds)
     assert (result.best.runs, result.baseline.runs) == (2, 2)
-    assert result.configurations == 10
-    assert {record.role for record in result.records} == {"baseline", "search", "new seed"}
-
-
-def test_new_seeds_are_those_of_neither_search_nor_baseline(finished):
-    result, _ = finished
-    of_role = {"new seed": set(), "search": set(), "baseline": set()}
-    for record in result.records:
-        of_role[record.role].add(record.seed)
-    assert len(of_role["new seed"]) == 2
-    assert not of_role["new seed"] & (of_role["search"] | of_role["baseline"])
+    assert result.configurations == 8
+    # New seeds are those of neither search nor baseline.
+    new = {record.seed for record in result.records if record.role == "new seed"}
+    assert len(new) == 2
+    assert new.isdisjoint(one.seed for one in result.records if one.role != "new seed")
 
 
 def test_the_folder_has_all_files(finished):
@@ -69,19 +63,17 @@ def test_the_folder_has_all_files(finished):
     assert bstune.load(folder / "out").model_dump() == result.model_dump()
 
 
-def test_the_same_call_adds_nothing_and_more_seeds_continue_a_study(finished):
+def test_the_same_call_adds_nothing_and_more_seeds_continue_a_study(finished, tmp_path):
     result, folder = finished
-    assert tune(folder, trials=10).model_dump() == result.model_dump()
-    more = tune(folder, trials=10, seeds=3)
+    # The same seed gives the same history.
+    again = tune(tmp_path, trials=1, seeds=1).records[0]
+    assert (again.seed, again.history) == (result.records[0].seed, result.records[0].history)
+    assert tune(folder, trials=8).model_dump() == result.model_dump()
+    with refused("target", BstuneError):
+        tune(folder, target="val/loss <= 0.3")
+    more = tune(folder, trials=8, seeds=3)
     assert more.best.runs == 3
     assert more.records[: len(result.records)] == result.records
-
-
-def test_the_same_seed_gives_the_same_histories(finished, tmp_path):
-    """But for step times, which decide what comes later: the baseline and the first trials."""
-    again = tune(tmp_path, trials=1, seeds=1).records[0]
-    first = finished[0].records[0]
-    assert (again.seed, again.history) == (first.seed, first.history)
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -95,21 +87,15 @@ def test_optuna_shows_the_study(finished):
     assert {"params_batch_size", "params_lr", value, "state"} <= set(frame.columns)
     assert len(frame) == len(result.records)
     plots = optuna.visualization.matplotlib
-    for plot in (
-        *(plots.plot_optimization_history, plots.plot_slice, plots.plot_contour),
-        *(plots.plot_intermediate_values, plots.plot_param_importances),
-    ):
+    for plot in (plots.plot_contour, plots.plot_intermediate_values):
         plot(study)
     matplotlib.pyplot.close("all")
     answer = study.user_attrs["answer"]
     assert (answer["verdict"], answer["best"]["lr"]) == (result.verdict, result.best.lr)
-    # Where optuna-dashboard 0.21 looks for a study's note.
-    noted = study._storage.get_study_system_attrs(study._study_id)["dashboard:note_str:0"]
-    assert str(result) in noted
 
 
 def test_two_workers_train_at_once(tmp_path):
-    result = tune(tmp_path, workers=2, trials=6, threads=None, survey="off")
+    result = tune(tmp_path, workers=2, trials=4, threads=None)
     assert result.threads == max(len(os.sched_getaffinity(0)) // 2, 1)
     study = optuna.load_study(study_name="Model", storage=f"sqlite:///{tmp_path}/study.db")
     pairs = list(itertools.pairwise(study.trials))
@@ -118,20 +104,20 @@ def test_two_workers_train_at_once(tmp_path):
 
 
 def test_a_metric_that_is_not_logged_is_told_with_those_that_are(tmp_path):
-    with pytest.raises(BstuneError, match="val/loss"):
+    with refused("val/loss", BstuneError):
         tune(tmp_path, target="val/accuracy >= 0.9")
     assert not list(tmp_path.iterdir())
 
 
 def test_no_batch_size_that_the_data_allows_is_one_line(tmp_path):
-    with pytest.raises(BstuneError, match="256 examples"):
+    with refused("256 examples", BstuneError):
         tune(tmp_path, batch_size=(512, 1024), baseline=(512, 0.05))
 
 
 def test_a_time_limit_is_kept_with_an_answer(tmp_path):
     began = time.monotonic()
-    result = tune(tmp_path, wall_seconds=15, trials=1000)
-    assert time.monotonic() - began < 25
+    result = tune(tmp_path, wall_seconds=8, trials=1000)
+    assert time.monotonic() - began < 18
     assert result.best is not None
     assert len(result.records) > 4
     phases = result.spent.phases
@@ -143,32 +129,20 @@ def test_a_time_limit_is_kept_with_an_answer(tmp_path):
     ("changes", "named"),
     [
         ({"trails": 3}, "trials"),
-        ({"objective": "metric"}, "objective"),
-        ({"storage": "nosuch://x"}, "storage"),
         # Before a process each imports torch.
         (
             {"devices": 64, "workers": 1, "baseline": (64, 0.1), "batch_size": (64, 128)},
-            "devices .* 64",
+            "devices, 64",
         ),
     ],
 )
 def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, changes, named):
-    with pytest.raises(BstuneError, match=named) as error:
+    with refused(named, BstuneError):
         tune(tmp_path, **changes)
-    assert "\n" not in str(error.value)
     assert not list(tmp_path.glob("*.db"))
 
 
-def test_another_studys_settings_are_refused(finished):
-    _, folder = finished
-    before = sorted(path.name for path in folder.rglob("*"))
-    # That is told before anything is asked of the worker.
-    with pytest.raises(BstuneError, match="target"):
-        tune(folder, target="val/loss <= 0.3", device="cuda")
-    assert sorted(path.name for path in folder.rglob("*")) == before
-
-
-REPLAY = ["+workload=replay", "table=fashion_mlp", "trials=16", "mlflow.uri=null"]
+REPLAY = ["+workload=replay", "table=fashion_mlp", "trials=8", "seeds=1", "mlflow.uri=null"]
 
 
 def places(folder):
@@ -194,28 +168,25 @@ def test_the_command_line_answers_and_reports(tmp_path, capsys):
         assert record.steps > parent.steps
 
 
-@pytest.mark.parametrize(
-    ("sampler", "options"),
-    [
-        ("tpe", []),
-        ("grid", ["objective=steps"]),
-        ("random", ["objective=metric", "target=min val/error", "budget.steps=400"]),
-    ],
-)
-def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path, sampler, options):
-    arguments = [*REPLAY, *places(tmp_path), *options, f"sampler={sampler}", "seeds=1"]
+def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path):
+    arguments = [*REPLAY, *places(tmp_path), "sampler=tpe"]
     searched = []
     for trials in (4, 6):
         assert main([*arguments, f"trials={trials}"]) == 0
         result = bstune.load(tmp_path / "out")
         assert (result.reached, result.configurations) == (True, trials)
-        assert result.verdict in ("switch", "keep", "not yet")
         of_search = [one for one in result.records if one.role == "search"]
         searched.append([(one.batch_size, one.lr, one.max_steps) for one in of_search])
     assert searched[1][: len(searched[0])] == searched[0]
-    tried = [8 * 2**power for power in range(10)] if sampler == "grid" else []
-    assert {one.batch_size for one in result.measured} <= set(tried)
-    assert bool(result.measured) == (sampler == "grid")
+
+
+def test_a_grid_tells_what_it_measured(tmp_path):
+    arguments = [*REPLAY, *places(tmp_path), "sampler=grid", "objective=steps"]
+    assert main([*arguments, "trials=6"]) == 0
+    result = bstune.load(tmp_path / "out")
+    assert result.verdict in ("switch", "keep", "not yet")
+    assert result.measured
+    assert {one.batch_size for one in result.measured} <= {8 * 2**power for power in range(10)}
 
 
 @pytest.mark.parametrize(
@@ -225,10 +196,8 @@ def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path, sampler,
         ([*REPLAY, "trails=3"], "trials"),
         (["reprot", "x"], "report"),
         (["report"], "folder"),
-        (["compare"], "later"),
         (["survey"], "workload"),
         (["survey", *REPLAY], "recorded"),
-        (["--config-dir", "/nosuch", "+workload=digits"], "/nosuch"),
     ],
 )
 def test_a_bad_command_line_is_one_line_with_status_2(tmp_path, capsys, arguments, named):
@@ -239,16 +208,6 @@ def test_a_bad_command_line_is_one_line_with_status_2(tmp_path, capsys, argument
     assert named in error
     assert "Traceback" not in error
     assert not list(tmp_path.iterdir())
-
-
-def start(folder, *options):
-    """The command line in a process of its own; at most ten tests do that."""
-    command = [sys.executable, "-m", "bstune", *options, *places(folder)]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    return subprocess.Popen(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
 
 
 OWN = """
@@ -273,59 +232,56 @@ def own(folder, module="Model"):
     return ["--config-dir", str(folder / "conf"), "+workload=own"]
 
 
-def test_a_project_in_yaml_is_surveyed_and_tuned_in_a_worker(tmp_path, monkeypatch):
+def test_a_project_in_yaml_is_surveyed_and_tuned_in_a_worker(tmp_path, monkeypatch, capsys):
     # matplotlib keeps its list of fonts.
     monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    arguments = [*own(tmp_path), "survey=auto", "budget.seconds=0.5"]
-    process = start(tmp_path, *arguments, f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db")
-    out, error = process.communicate(timeout=110)
-    assert process.returncode == 0, error
+    arguments = [*own(tmp_path), *places(tmp_path), "budget.seconds=0.5"]
+    arguments += ["data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
+    mlflow = f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"
+    assert main([*arguments, "survey=auto", mlflow]) == 0
     result = bstune.load(tmp_path / "out")
-    assert f"batch size {result.best.batch_size}" in out
+    printed = capsys.readouterr()
+    assert f"batch size {result.best.batch_size}" in printed.out
     assert result.reached
+    # A secret of the config is in no file, and not on the screen.
+    assert "hunter2" not in printed.out + printed.err
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
     assert (tmp_path / "mlflow.db").exists()
     assert (tmp_path / "out" / "roofline.png").exists()
     found = json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"]
     assert (found["threads"], found["largest_fit"]) == (1, 128)
     assert {2, 16, 128} <= {timing["batch_size"] for timing in found["timings"]}
     # When the study goes on, its budget of seconds is as many steps as before.
-    process = start(tmp_path, *arguments, "survey=refresh", "trials=5")
-    _, error = process.communicate(timeout=110)
-    assert process.returncode == 0, error
+    assert main([*arguments, "survey=refresh", "trials=5", "workers=0"]) == 0
     assert json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"] == found
 
 
-def test_one_run_of_a_configuration(tmp_path):
-    process = start(tmp_path, *own(tmp_path), "trial.batch_size=32", "trial.lr=0.05")
-    out, error = process.communicate(timeout=110)
-    assert process.returncode == 0, error
-    assert "reached" in out
+def test_one_run_of_a_configuration_shares_a_folder_with_a_study(tmp_path, capsys):
+    arguments = [*own(tmp_path), *places(tmp_path), "workers=0", "mlflow.uri=null", "trials=1"]
+    once = [*arguments, "trial.batch_size=32", "trial.lr=0.05"]
+    assert main(once) == 0
+    assert "reached" in capsys.readouterr().out
     (checkpoint,) = (tmp_path / "out").rglob("*.ckpt")
     assert checkpoint.stat().st_size > 0
-
-
-def test_a_secret_of_the_config_is_in_no_file(tmp_path, capsys):
-    arguments = [*own(tmp_path), "data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
-    settings = ["workers=0", "trials=1", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]
-    assert main([*arguments, *settings, *places(tmp_path)]) == 0
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
-    printed = capsys.readouterr()
-    assert "hunter2" not in printed.err
+    assert main(arguments) == 0
+    assert main(once) == 0
 
 
 @pytest.mark.parametrize(("module", "status"), [("Raises", 1), ("Nosuch", 2)])
-def test_user_code_that_fails_is_one_line(tmp_path, module, status):
-    process = start(tmp_path, *own(tmp_path, module))
-    _, error = process.communicate(timeout=110)
-    assert process.returncode == status, error
-    assert "Traceback" not in error
+def test_user_code_that_fails_is_one_line(tmp_path, capfd, module, status):
+    assert main([*own(tmp_path, module), *places(tmp_path), "workers=0"]) == status
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
-    arguments = own(tmp_path, "Sleeps")
-    process = start(tmp_path, *arguments, "trials=2", "budget.steps=20", "budget.examples=1")
+    options = [*own(tmp_path, "Sleeps"), *places(tmp_path), "budget.steps=20", "budget.examples=1"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bstune", *options], env=os.environ | {"PYTHONPATH": paths},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     deadline = time.monotonic() + 60
     while not (tmp_path / "out/checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -337,29 +293,21 @@ def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
     assert process.returncode == 130, error
     study = optuna.load_study(study_name="own", storage=f"sqlite:///{tmp_path}/study.db")
     assert all(trial.state.is_finished() for trial in study.trials)
-    assert Sleeps is not None
-
-
-def test_one_run_and_a_study_share_a_folder(tmp_path, capsys):
-    once = [*REPLAY, *places(tmp_path), "trial.batch_size=64", "trial.lr=0.1"]
-    assert main(once) == 0
-    assert main([*REPLAY, *places(tmp_path)]) == 0
-    assert main(once) == 0
 
 
 def test_a_refused_study_leaves_its_folder_free(tmp_path, capsys):
     out = f"output={tmp_path}/out"
     assert main([*REPLAY, out, "storage=nosuch://x"]) == 2
-    assert main([*own(tmp_path), out, f"storage=sqlite:///{tmp_path}/a.db", "device=cuda"]) == 2
+    arguments = [out, f"storage=sqlite:///{tmp_path}/a.db", "device=cuda", "workers=0"]
+    assert main([*own(tmp_path), *arguments]) == 2
     assert not (tmp_path / "out").exists()
-    assert main([*REPLAY, *places(tmp_path)]) == 0
 
 
 def test_data_that_cannot_be_sent_is_one_line(tmp_path):
     data = Data()
     data.lock = threading.Lock()
     places = {"output": str(tmp_path / "out"), "storage": f"sqlite:///{tmp_path}/study.db"}
-    with pytest.raises(BstuneError, match="data"):
+    with refused("data", BstuneError):
         bstune.tune(Model, data, **ARGUMENTS, **places, workers=0, mlflow={"uri": None})
 
 
@@ -377,31 +325,19 @@ def test_advised_commands_are_taken(tmp_path, capsys):
 
 
 class Anneals(Model):
-    """Its rate falls to zero over what the Trainer says is its length."""
+    """It knows what the Trainer says is its length."""
 
-    ends = []
+    lengths = []
 
     def configure_optimizers(self):
-        length = self.trainer.estimated_stepping_batches
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / length)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    def on_train_end(self):
-        share_left = self.trainer.optimizers[0].param_groups[0]["lr"] / self.lr
-        self.ends.append((self.trainer.max_steps, self.trainer.global_step, share_left))
+        self.lengths.append(self.trainer.estimated_stepping_batches)
+        return super().configure_optimizers()
 
 
 def test_schedules_end_where_the_study_chose(tmp_path):
-    Anneals.ends.clear()
-    result = tune(tmp_path, Anneals, trials=8, schedule_ends=True)
-    records = result.records
+    result = tune(tmp_path, Anneals, trials=4, schedule_ends=True)
+    lengths = [record.schedule_steps for record in result.records]
     # The preflight trains before them.
-    ends = Anneals.ends[-len(records) :]
-    for record, (length, steps, share_left) in zip(records, ends, strict=True):
-        assert (record.schedule_steps, record.steps) == (length, steps)
-        assert share_left == pytest.approx(1 - steps / length)
-    assert records[0].schedule_steps == 1250
-    assert len({record.schedule_steps for record in records}) > 4
+    assert Anneals.lengths[-len(lengths) :] == lengths
+    assert len(set(lengths)) > 2
     assert all(record.resumed_from is None for record in result.records)
-    assert result.best.schedule_steps is not None

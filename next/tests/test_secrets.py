@@ -31,7 +31,6 @@ def test_other_keys(key):
         ({"token": "${oc.env:HF_TOKEN}"}, {"token": "${oc.env:HF_TOKEN}"}),
         ({"credentials": {"user": "me", "key": "k"}}, {"credentials": "***"}),
         ({"storage": "x://me:pw@host/db", "lr": 0.1}, {"storage": "x://me:***@host/db", "lr": 0.1}),
-        (("https://abc@host", 3), ["https://***@host", 3]),
     ],
 )
 def test_values(value, hidden):
@@ -47,11 +46,9 @@ def test_a_value_with_a_name():
     [
         ("no route to x://me:pw@host:5432/db", "no route to x://me:***@host:5432/db"),
         ("postgresql+psycopg://me:p@s/w@host/db", "postgresql+psycopg://me:***@host/db"),
-        ("redis://:pw@host", "redis://:***@host"),
         ("'a://u:p@h', 'b://v:q@h'", "'a://u:***@h', 'b://v:***@h'"),
         ("git+https://ghp_1@github.com/a/b", "git+https://***@github.com/a/b"),
         ("x://h/db?user=me&sslpassword=pw&a=1", "x://h/db?user=me&sslpassword=***&a=1"),
-        ("x://me:***@host", "x://me:***@host"),
         ("x://me:${oc.env:PW}@host", "x://me:${oc.env:PW}@host"),
         ("x://${oc.env:ME}:${oc.env:PW}@host", "x://${oc.env:ME}:${oc.env:PW}@host"),
         ("x://${oc.env:ME}:pw@host", "x://${oc.env:ME}:***@host"),

@@ -1,6 +1,5 @@
 """A study in Optuna's storage: claims, records, kills, settings, and what Optuna shows."""
 
-import json
 import math
 import multiprocessing
 import os
@@ -62,18 +61,17 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert storage.running() == []
 
 
-STATES = {"reached": "COMPLETE", "missed": "PRUNED", "pruned": "PRUNED", "diverged": "PRUNED",
-          "out of memory": "FAIL", "refused": "FAIL", "failed": "FAIL"}  # fmt: skip
-
-
-@pytest.mark.parametrize("status", STATES)
-def test_optuna_shows_a_trial_in_its_own_terms(tmp_path, status):
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [("reached", "COMPLETE"), ("pruned", "PRUNED"), ("diverged", "PRUNED"), ("refused", "FAIL")],
+)
+def test_optuna_shows_a_trial_in_its_own_terms(tmp_path, status, state):
     storage = open_study(tmp_path)
     storage.finish(record_of(storage.claim(ask()), status))
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/study.db")
     (trial,) = study.trials
     value = 15.0 if status == "reached" else None
-    assert (trial.state.name, trial.value) == (STATES[status], value)
+    assert (trial.state.name, trial.value) == (state, value)
     assert trial.params == {"batch_size": 64, "lr": 0.1}
     assert trial.intermediate_values == {10: 0.5, 30: 0.1}
     assert trial.user_attrs["status"] == status
@@ -84,7 +82,6 @@ def test_optuna_shows_a_trial_in_its_own_terms(tmp_path, status):
     [
         ("val/error <= 0.1", "time", "reached", None, None, "seconds to val/error <= 0.1"),
         ("val/error <= 0.1", "steps", "reached", None, 30.0, "steps to val/error <= 0.1"),
-        ("val/error <= 0.1", "curve", "reached", 0.5, 15.0, "seconds to val/error <= 0.1"),
         ("max val/acc", "metric", "finished", 0.5, 0.5, "val/acc"),
     ],
 )
@@ -202,31 +199,18 @@ def serve(url, port):
 
 
 def test_another_studys_settings_are_refused(tmp_path):
-    open_study(tmp_path, settings={"target": "val/loss <= 0.1", "batch_size": [4, 8]})
-    open_study(tmp_path, settings={"target": "val/loss <= 0.1", "batch_size": (4, 8)})
-    with pytest.raises(StudyError, match="target"):
-        open_study(tmp_path, settings={"target": "val/loss <= 0.2", "batch_size": [4, 8]})
-    assert open_study(tmp_path, "other", {"target": "b"}).records() == []
+    open_study(tmp_path, settings={"target": "a", "batch_size": [4, 8]})
+    open_study(tmp_path, settings={"target": "a", "batch_size": (4, 8)})
+    with refused("target", StudyError):
+        open_study(tmp_path, settings={"target": "b", "batch_size": [4, 8]})
 
 
-@pytest.mark.parametrize(
-    "url", ["study.db", "nosuch://me:s3cret@host/x", "sqlite:////proc/nosuch/x"]
-)
+@pytest.mark.parametrize("url", ["nosuch://me:s3cret@host/x", "sqlite:////proc/nosuch/x"])
 def test_a_storage_that_is_none_is_one_line(url):
     with pytest.raises((InputError, StudyError)) as error:
         StudyStorage(url, "x")
     assert "\n" not in str(error.value)
     assert "s3cret" not in str(error.value)
-
-
-def test_optuna_shows_a_part_of_a_long_history(tmp_path):
-    storage = open_study(tmp_path)
-    history = tuple((step, 1.0 / step) for step in range(1, 1001))
-    storage.finish(record_of(storage.claim(ask()), steps=1000, history=history))
-    shown = storage.study.trials[0].intermediate_values
-    assert len(shown) == 16
-    assert {1, 1000} <= set(shown)
-    assert len(json.loads(storage.study.trials[0].user_attrs["record"])["history"]) == 1000
 
 
 def test_nothing_is_left_of_a_study_without_trials_and_others_stay(tmp_path):
