@@ -190,19 +190,6 @@ def test_a_batch_size_is_a_multiple_also_below_the_first_one():
     assert Space(4, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple=8).snap(4) == 8
 
 
-@pytest.mark.parametrize(
-    ("rule", "noise_scale", "lr"),
-    [
-        # Without a noise scale it is the middle, 128.
-        ("saturating", None, 0.1 * (1 + 2) / (1 + 1 / 2)),
-        ("saturating", 1024.0, 0.1 * (1 + 16) / (1 + 4)),
-    ],
-)
-def test_the_rate_of_a_space_s_rule(rule, noise_scale, lr):
-    space = Space(16, 1024, 1e-3, 1.0, rule, (64, 0.1), noise_scale=noise_scale)
-    assert space.rule_lr(256) == pytest.approx(lr)
-
-
 @pytest.mark.parametrize(("lr", "snapped"), [(0.123456, 0.123), (9.0, 1.0), (1e-9, 1e-3)])
 def test_rates_are_snapped_to_what_is_printed(lr, snapped):
     assert Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1)).snap_lr(lr) == snapped
@@ -231,12 +218,6 @@ def test_few_step_times(timings, size, seconds, least, most):
     for model in (fit_step_time(timings), fit_step_time([], surveyed)):
         assert model(size) == pytest.approx(seconds, rel=0.1)
         assert least <= model.error(size) <= most
-
-
-def test_a_survey_counts_by_its_own_error():
-    timings = [(64, 1.0), (256, 1.2)]
-    exact, vague = (fit_step_time(timings, [(64, 1.5, error)]) for error in (0.01, 1.0))
-    assert exact(64) > 1.35 > 1.1 > vague(64)
 
 
 TAUS = {

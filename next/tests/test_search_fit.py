@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from search_records import SPACE, record
 
-from bstune.core.space import Space
 from bstune.search.fit import Ends, chance_to_fit, inferred_multiple, sizes_that_fit, sizes_to_try
 
 
@@ -64,11 +63,6 @@ def test_the_chance_is_log_uniform_between_what_ran_and_what_failed():
     assert np.all(chance_to_fit([1, 500], []) == 1.0)
 
 
-def test_what_failed_between_sizes_that_ran_is_left_out_itself():
-    records = records_of([(40, "reached"), (48, "refused"), (56, "reached"), (50, OOM)])
-    assert chance_to_fit([40, 47, 48, 50, 52], records).tolist() == [1, 1, 0, 0, 1]
-
-
 @pytest.mark.parametrize(
     ("trained", "refused", "multiple"),
     [
@@ -82,11 +76,3 @@ def test_what_failed_between_sizes_that_ran_is_left_out_itself():
 )
 def test_a_multiple_explains_what_ran_and_what_was_refused(trained, refused, multiple):
     assert inferred_multiple(trained, refused) == multiple
-
-
-def test_an_inferred_multiple_is_one_of_the_space_too():
-    space = Space(6, 500, 0.001, 1.0, "sqrt", (48, 0.05), multiple=6)
-    records = records_of([(48, "reached"), (30, "refused")])
-    narrowed = sizes_to_try(space, records)
-    assert (narrowed.low, narrowed.high, narrowed.multiple) == (12, 492, 12)
-    assert chance_to_fit([12, 18, 24], records).tolist() == [1, 0, 1]

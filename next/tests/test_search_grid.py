@@ -57,22 +57,6 @@ def test_a_grid_is_extended_until_its_best_rate_lies_inside(best, tried):
         assert one.steps_to_target == pytest.approx(workload.steps(size, one.lr), rel=0.05)
 
 
-def test_a_grid_ends_where_the_range_does():
-    space = replace(SMALL, low=64, lr_low=0.05, lr_high=0.3)
-    records, _ = grid(Workload(lr=9.0), space, 6)
-    assert [one.lr for one in records[:4]] == [0.1, 0.2, 0.05, 0.3]
-    assert len({one.lr for one in records}) == 6
-    assert max(one.lr for one in records) == 0.3
-
-
-def test_where_all_rates_diverge_lower_ones_are_tried():
-    records = []
-    for place, octave in enumerate((0, 1, -1, 2, -2)):
-        records.append(record(place, "diverged", lr=0.1 * 2.0**octave))
-    proposal = propose_of_grid(QUESTION, replace(SMALL, low=64), step_time, records)
-    assert proposal.lr == pytest.approx(0.0125)
-
-
 def test_a_trial_ends_a_little_beyond_the_fewest_steps_of_its_own_batch_size():
     space = replace(SMALL, low=32)
     records = [record(0, steps=305, steps_low=304), record(1, "missed", batch_size=32)]

@@ -21,17 +21,6 @@ def test_an_exact_power_law_is_read_exactly():
     assert (line.rate, line.level) == pytest.approx((0.7, 0.7 * math.log(2.5)))
 
 
-def test_a_trial_s_own_rate_slows_down():
-    """Its rate, 0.9 times the recent one of 1, and the usual one of 0.4, by their variances."""
-    steps = (100, 150, 200)
-    centred = np.log(steps) - np.log(steps).mean()
-    own_variance = 0.04**2 / (centred @ centred) / 0.9**2 + 0.3**2
-    share_of_own = (1 / own_variance) / (1 / own_variance + 1 / 0.6**2)
-    rate = 0.9**share_of_own * 0.4 ** (1 - share_of_own)
-    got = extrapolate(power_law(400, 1.0, steps), [])
-    assert got.log_steps == pytest.approx(math.log(200) + math.log(2.0) / rate)
-
-
 def test_other_trials_say_how_fast_the_rest_falls():
     slow = [power_law(400, 0.3, range(10, 401))] * 4
     fast = [power_law(400, 1.0, range(10, 401))] * 6

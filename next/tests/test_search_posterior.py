@@ -5,7 +5,6 @@ import pytest
 from scipy.stats import norm
 from search_records import BUDGET, QUESTION, SPACE, TARGET, record
 
-from bstune.core.space import Space
 from bstune.search import law as laws
 from bstune.search.histories import extrapolate, log_curve
 from bstune.search.law import make_law
@@ -116,27 +115,11 @@ def test_the_sampler_agrees_with_weighted_draws_of_the_prior():
         np.testing.assert_allclose(got, expected, atol=0.12 * LAW.spread[column])
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        [record(number, "missed", steps=4000) for number in range(8)],
-        [record(number, "diverged") for number in range(8)],
-        [record(number, "pruned", history=FLAT) for number in range(8)],
-    ],
-    ids=["all missed", "all diverged", "all flat"],
-)
-def test_odd_trials_have_a_posterior(records):
-    space = Space(64, 64, 0.001, 1.0, "sqrt", (64, 0.05))
-    posterior = sample_posterior(QUESTION, space, records, seed=0, misfit=True, draws=64)
-    assert np.isfinite(posterior.theta).all()
-    assert 0.01 < posterior.noise < 1.0
-
-
 def test_running_trials_count_at_their_prediction():
     records = [record(number) for number in range(6)]
-    running = [record(6, batch_size=256), record(7, batch_size=16)]
+    running = [record(6, batch_size=256)]
     posterior = sample_posterior(QUESTION, SPACE, records, seed=0, running=running)
     assert [chain.number for chain in posterior.chains] == [0, 1, 2, 3, 4, 5]
-    np.testing.assert_array_equal(posterior.rows.x[6:], [8.0, 4.0])
+    assert posterior.rows.x[6] == 8.0
     predicted = posterior.law.log_steps(posterior.theta, posterior.rows.x, posterior.rows.z)
-    np.testing.assert_allclose(predicted.mean(axis=0)[6:], posterior.rows.log_steps[6:], atol=0.3)
+    assert predicted[:, 6].mean() == pytest.approx(posterior.rows.log_steps[6], abs=0.3)
