@@ -74,16 +74,6 @@ def test_two_processes_train_as_one(ranks, tmp_path):
     assert together(60, None, False, 0.0)[1].status == "pruned"
 
 
-@pytest.mark.parametrize(
-    ("build", "words"), [(FailsInOne, "ValueError: only here"), (DiesInOne, "status 7")]
-)
-def test_one_that_fails_ends_all(ranks, tmp_path, build, words):
-    outcome = call(ranks, run, tmp_path, build, 2, 60, limit=SECONDS)
-    reason = outcome.value[1].message if isinstance(outcome, Answer) else outcome.reason
-    assert words in reason
-    assert call(ranks, pow, 2, 3, limit=SECONDS) == Answer(8)
-
-
 def test_two_processes_agree_on_what_they_check(ranks):
     recipe = Recipe(lambda trial: Model(trial.lr), lambda trial: Data(), device="cpu", devices=2)
     target = Target("val/loss", None, "min")
@@ -93,3 +83,13 @@ def test_two_processes_agree_on_what_they_check(ranks):
     piloted = call(ranks, pilot, recipe, 16, 0.1, 0.5, target, None, limit=SECONDS)
     assert isinstance(piloted, Answer), piloted
     assert piloted.value.history
+
+
+@pytest.mark.parametrize(
+    ("build", "words"), [(FailsInOne, "ValueError: only here"), (DiesInOne, "status 7")]
+)
+def test_one_that_fails_ends_all(ranks, tmp_path, build, words):
+    outcome = call(ranks, run, tmp_path, build, 2, 60, limit=SECONDS)
+    reason = outcome.value[1].message if isinstance(outcome, Answer) else outcome.reason
+    assert words in reason
+    assert call(ranks, pow, 2, 3, limit=SECONDS) == Answer(8)

@@ -32,7 +32,9 @@ PATIENCE = 60.0
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
-    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=()) as worker:
+    # Each new process imports the modules of other tests, too.
+    preload = ("bstune.trial.lightning",)
+    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=preload) as worker:
         yield worker
 
 
