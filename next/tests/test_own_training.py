@@ -104,7 +104,7 @@ def test_a_studys_best_is_trained_with_the_users_callbacks(tmp_path):
     result = bstune.tune(
         Counts,
         WithTest(),
-        **ARGUMENTS | places,
+        **ARGUMENTS | places | {"trials": 2},
         workers=0,
         mlflow={"uri": None},
         trainer={**QUIET, "val_check_interval": 64},
