@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from search_records import SPACE, record
 
+from bstune.core.space import Space
 from bstune.search.fit import Ends, chance_to_fit, inferred_multiple, sizes_that_fit, sizes_to_try
 
 
@@ -61,6 +62,15 @@ def test_the_chance_is_log_uniform_between_what_ran_and_what_failed():
         [0, 0, 0.5077, 1, 1], abs=1e-4
     )
     assert np.all(chance_to_fit([1, 500], []) == 1.0)
+    # What failed between sizes that ran is left out itself.
+    records = records_of([(40, "reached"), (48, "refused"), (56, "reached"), (50, OOM)])
+    assert chance_to_fit([40, 47, 48, 50, 52], records).tolist() == [1, 1, 0, 0, 1]
+
+
+def test_an_inferred_multiple_is_one_of_the_space_too():
+    space = Space(6, 500, 0.001, 1.0, "sqrt", (48, 0.05), multiple=6)
+    narrowed = sizes_to_try(space, records_of([(48, "reached"), (30, "refused")]))
+    assert (narrowed.low, narrowed.high, narrowed.multiple) == (12, 492, 12)
 
 
 @pytest.mark.parametrize(
