@@ -97,6 +97,7 @@ def test_what_nobody_gave_is_filled(given, changes, expected):
             {"batch_size": None, "lr": None, "metrics": (), "metric": None},
             ["baseline.batch_size", "baseline.lr", "target", "self.log"],
         ),
+        ({}, {"metrics": ("a", "b"), "metric": None}, ["a, b", "target"]),
         ({}, {"metric": "score", "mode": None}, ["score", "target"]),
         ({"baseline": (4096, 0.1)}, {}, ["1500", "4096"]),
     ],

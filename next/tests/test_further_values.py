@@ -194,6 +194,8 @@ def test_what_nothing_takes_is_refused():
         recipe_of_project(lambda lr, dropout=(0.1, 0.2): None, Data(), tuning())
     with refused("Dropped, does not take width, lr, momentum, dropout"):
         of_nodes({}, **width).own_values()
+    with refused("dropout.key"):
+        of_nodes({}, "module.a.b").own_values()
 
 
 @pytest.mark.parametrize(

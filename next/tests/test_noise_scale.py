@@ -70,6 +70,8 @@ def test_a_loop_measures_a_known_noise():
     assert noise.estimate == estimate_noise_scale(noise.measured[-64:])
     with refused("2, 1"):
         noise.add([parts], examples=[8])
+    with refused("2, 1"):
+        noise.add([parts, parts], examples=[8])
 
 
 class EachBatch(Callback):

@@ -73,6 +73,10 @@ def constant(step):
     return 1.0
 
 
+def halves(step):
+    return 0.5 ** (step % (STEPS // 2))
+
+
 def linear(step):
     return 1.0 - step / STEPS
 
@@ -94,6 +98,7 @@ def cycle(step):
 
 # Module, algorithm, schedule -> the factor of the rate, and the algorithm's step for a gradient 1.
 CASES = {
+    "its schedule is kept": (Halves, "adam", None, halves, constant),
     "its schedule of its own range is kept": (Cycle, "adam", None, cycle, constant),
     "its optimizer is kept": (Cycle, None, "linear", linear, constant),
     "both": (Halves, "momentum", "linear", linear, None),

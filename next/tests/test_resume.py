@@ -184,7 +184,6 @@ CASES = {
     "micro-batches": (StepSchedule, dict, Augmented(), 0),
     "micro-batches of a scaler": (StepSchedule, scaler, None, 0),
     "bf16-mixed": (StepSchedule, dict, None, 0),
-    "bf16-true": (StepSchedule, dict, None, 0),
     "plateau on training": (PlateauOnTraining, dict, None, 0),
     "stream": (EpochSchedule, dict, stream, 0),
     "stream with workers": (Plain, dict, stream, 2),
@@ -198,7 +197,6 @@ SETTINGS = {
     "micro-batches": {"micro_batch_size": 6},
     "micro-batches of a scaler": {"precision": None, "micro_batch_size": 6},
     "bf16-mixed": {"precision": "bf16-mixed"},
-    "bf16-true": {"precision": "bf16-true"},
     "literal rate": {"override_lr": True},
 }
 # What neither a checkpoint nor Lightning keeps. The mean loss of an epoch misses its first part,

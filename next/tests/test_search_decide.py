@@ -1,16 +1,20 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from search_records import QUESTION, SPACE, Workload, record, step_time
 
 from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.core.space import Space
+from bstune.search.choices import informed
 from bstune.search.decide import propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.fit import Ends
-from bstune.search.posterior import sample_posterior
+from bstune.search.law import NOISE
+from bstune.search.limits import affordable_length, limit_after_hit
+from bstune.search.posterior import BOUND, VALUE, Rows, sample_posterior
 
 
 def search(workload, count, space=SPACE, question=QUESTION, **arguments):
@@ -136,14 +140,47 @@ def test_the_same_arguments_give_the_same_proposal():
 
 
 @pytest.mark.parametrize(
+    ("best_steps", "predicted", "first_step", "limit"),
+    [
+        # A new one gets the lesser of 0.4 times 1.2 times the best's and 0.6 times its own steps.
+        (100, 1000, 0, 48),
+        (100, 50, 0, 30),
+        # From 3/4 of that on it gets 1.2 times the best's; it runs on by 1.3.
+        (100, 1000, 36, 120),
+        (100, 70, 100, 130),
+    ],
+)
+def test_the_limit_once_the_target_was_reached(best_steps, predicted, first_step, limit):
+    assert limit_after_hit(best_steps, predicted, first_step) == pytest.approx(limit)
+
+
+@pytest.mark.parametrize(
+    ("best_steps", "length"),
+    # All that was spent, so that costs double; then half of it, or 1.2 times the best's.
+    [(None, 500), (100, 250), (400, 480)],
+)
+def test_the_longest_schedule_that_is_affordable(best_steps, length):
+    assert affordable_length(500, 6400, best_steps) == pytest.approx(length)
+
+
+@pytest.mark.parametrize(
+    ("kind", "log_steps"),
+    # As exactly as seeds differ; the least that it can be.
+    [(VALUE, 5.5), (BOUND, 6.0)],
+)
+def test_what_a_history_says_of_its_own_trial(kind, log_steps):
+    rows = Rows(*(np.array([one]) for one in (0.0, 0.0, 6.0, 0.2, kind)))
+    theta = np.full(NOISE + 1, math.log(0.2))
+    assert informed(np.array([5.0]), rows, [0], theta) == pytest.approx([log_steps])
+
+
+@pytest.mark.parametrize(
     ("budget", "records", "low", "high"),
     [
         # A 64th of the budget.
         (6400, [], 100, 100),
         # A fifth of what was spent, in steps of the smallest or the largest size.
         (6400, [record(status="missed", steps=6400)], 342, 1944),
-        # 0.4 times 1.2 times the best's cost.
-        (6400, [record(number, lr=0.05 + 0.001 * number) for number in range(4)], 12, 76),
     ],
 )
 def test_how_far_a_new_trial_goes(budget, records, low, high):
@@ -164,7 +201,6 @@ def test_how_far_a_new_trial_goes(budget, records, low, high):
         [record(number, "diverged") for number in range(8)],
         [record(number, "pruned", history=((40, 0.4), (100, 0.4))) for number in range(8)],
     ],
-    ids=["failed", "no step", "roles", "missed", "diverged", "flat"],
 )
 def test_odd_records_have_a_proposal(records):
     proposal = propose(QUESTION, SPACE, step_time, records, 0)

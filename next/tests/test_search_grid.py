@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from search_records import BUDGET, QUESTION, SPACE, Workload, record, spec, step_time
+from search_records import QUESTION, SPACE, Workload, record, step_time
 
 from bstune.core.space import Space
 from bstune.search.grid import best_of_grid, grid_sizes, propose_of_grid
@@ -55,12 +55,3 @@ def test_a_grid_is_extended_until_its_best_rate_lies_inside(best, tried):
         assert one.batch_size == size
         assert one.lr == pytest.approx(SMALL.rule_lr(size) * 2.0**best, rel=0.01)
         assert one.steps_to_target == pytest.approx(workload.steps(size, one.lr), rel=0.05)
-
-
-def test_a_trial_ends_a_little_beyond_the_fewest_steps_of_its_own_batch_size():
-    space = replace(SMALL, low=32)
-    records = [record(0, steps=305, steps_low=304), record(1, "missed", batch_size=32)]
-    running = [spec(2, batch_size=32)]
-    for at_work, expected in (((), (32, BUDGET)), (running, (64, math.ceil(1.2 * 305)))):
-        proposal = propose_of_grid(QUESTION, space, step_time, records, at_work)
-        assert (proposal.batch_size, proposal.max_steps) == expected

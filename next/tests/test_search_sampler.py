@@ -64,6 +64,12 @@ def test_a_trial_that_ended_without_a_report_does_not_run():
     assert ask(study)[1:] == ask(optuna.create_study(sampler=make_sampler()))[1:]
 
 
+def test_ranges_that_do_not_hold_the_proposal():
+    trial = optuna.create_study(sampler=make_sampler()).ask()
+    with pytest.raises(InputError):
+        trial.suggest_int("batch_size", 1000, 2000, log=True)
+
+
 def test_schedules_that_end_with_their_trials():
     sampler = make_sampler(schedule_ends=True)
     study = optuna.create_study(sampler=sampler)

@@ -57,6 +57,12 @@ def test_interpolation_is_bilinear_in_logs(batch_size, lr, steps, seconds):
     assert got.history[-1] == (steps, 0.1)
 
 
+def test_one_rate_a_size_needs_no_rectangle():
+    table = Table((run(8, 0.1), run(32, 0.4, steps=(5, 10, 20))))
+    # The two missing corners are stood in for by the recorded ones nearest to them.
+    assert outcome(table, 16, 0.2).steps == round(math.sqrt(40 * 20))
+
+
 def test_the_seed_draws_the_run_at_one_place_in_every_cell():
     hits = [(size, seed, 40 + 10 * seed) for size in (8, 32) for seed in range(4)]
     table = Table(tuple(run(size, seed=seed, steps=(10, 20, hit)) for size, seed, hit in hits))

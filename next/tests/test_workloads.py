@@ -21,8 +21,6 @@ from bstune.core.records import Spec, Target
 from bstune.trial.lightning import train
 from bstune.trial.trial import Trial, run_trial
 from bstune.workloads.classifier import Classifier
-from bstune.workloads.datasets import LabelledImages
-from bstune.workloads.images import split_images
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 UNREACHABLE = Target("val/loss", 0.0, "min")
@@ -43,12 +41,6 @@ def composed(name, **trial):
     return OmegaConf.merge(file, {"trial": values, "data_root": DATA})
 
 
-def numbered_images(n, channels):
-    """Different images, each with its number as label."""
-    images = np.random.default_rng(0).integers(0, 201, (n, channels, 4, 4), np.uint8)
-    return LabelledImages(torch.from_numpy(images), torch.arange(n), white=200)
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_lower_the_loss(name):
     seed_everything(0, verbose=False)
@@ -65,13 +57,6 @@ def test_twenty_steps_lower_the_loss(name):
     config = composed(name, batch_size=32, lr=0.125)
     assert len(next(iter(instantiate(config.data).train_dataloader()))[1]) == 32
     assert instantiate(config.module).lr == 0.125
-
-
-def test_splits_are_disjoint_and_drawn_by_the_seed():
-    split = split_images(numbered_images(1000, 1), 300, 297, seed=1)
-    parts = [part.tensors[1] for part in (split.validation, split.test, split.train)]
-    assert torch.cat(parts).tolist() == np.random.RandomState(1).permutation(1000).tolist()
-    assert [len(part) for part in parts] == [300, 297, 403]
 
 
 def test_error_and_loss_are_of_all_examples():
