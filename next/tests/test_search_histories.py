@@ -21,6 +21,11 @@ def test_an_exact_power_law_is_read_exactly():
     assert (line.rate, line.level) == pytest.approx((0.7, 0.7 * math.log(2.5)))
 
 
+def test_two_evaluations_alone_fall_at_the_usual_rate():
+    got = extrapolate(power_law(400, 0.8, (100, 200)), [])
+    assert got.log_steps == pytest.approx(math.log(200) + 0.8 * math.log(2.0) / 0.4)
+
+
 def test_other_trials_say_how_fast_the_rest_falls():
     slow = [power_law(400, 0.3, range(10, 401))] * 4
     fast = [power_law(400, 1.0, range(10, 401))] * 6
