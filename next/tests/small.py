@@ -1,5 +1,6 @@
 """A project that trains in milliseconds: a linear model, and variants that go wrong."""
 
+import functools
 import sys
 import time
 
@@ -7,7 +8,15 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from bstune.recipe.recipe import Recipe
+from bstune.trial.lightning import train
+from bstune.trial.trial import run_trial
+
 EXAMPLES = 256
+# Arguments of a Trainer that prints and writes nothing.
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 
 
 def examples(seed):
@@ -107,3 +116,16 @@ ARGUMENTS = {
     "device": "cpu",
     "survey": "off",
 }
+
+
+def trained(build, data, trial, **options):
+    """Train a trial by Lightning on a CPU; its record and its module."""
+    modules = []
+
+    def module(settings):
+        modules.append(build(settings))
+        return modules[0]
+
+    recipe = Recipe(module, data, **{"device": "cpu", "threads": 1, **options})
+    record = run_trial(functools.partial(train, recipe), trial)
+    return record, next(iter(modules), None)

@@ -12,7 +12,6 @@ from search_records import record
 
 from bstune.core.clock import TrainingClock, processor_wait, seconds_per_step
 from bstune.core.evaluation_schedule import next_evaluation
-from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target, ends
 from bstune.core.space import Space
 from bstune.core.step_time import fit_step_time
@@ -30,9 +29,8 @@ LOSS = Target("val/loss", 0.1, "min")
     ("text", "metric", "goal", "mode"),
     [
         ("val/loss <= 0.1", "val/loss", 0.1, "min"),
-        ("val_acc>=0.9", "val_acc", 0.9, "max"),
         ("  val/error  <=1e-2 ", "val/error", 0.01, "min"),
-        ("loss <= -3", "loss", -3.0, "min"),
+        ("loss >=-3", "loss", -3.0, "max"),
     ],
 )
 def test_a_target_is_read(text, metric, goal, mode):
@@ -46,8 +44,6 @@ def test_a_target_is_read(text, metric, goal, mode):
     [
         "val/loss",
         "val/loss < 0.1",
-        "<= 0.1",
-        "val/loss <= low",
         "val/loss <= nan",
         "a b <= 1",
     ],
@@ -63,7 +59,6 @@ def test_a_target_that_is_none_is_one_line(text):
         (LOSS, 0.1, True, 0.0),
         (LOSS, 0.2, False, 0.1),
         (LOSS, math.nan, False, math.nan),
-        (Target("acc", 0.9, "max"), 0.95, True, -0.05),
         (Target("acc", 0.9, "max"), 0.8, False, 0.1),
     ],
 )
@@ -77,7 +72,7 @@ def test_a_budget_ends_once_steps_and_examples_are_spent(batch_size, step):
     assert Budget(steps=400, examples=60_000).last_step(batch_size) == step
 
 
-@pytest.mark.parametrize("ends_of", [(0, 1), (0, 4), (26, 46), (99, 100), (100, 105)])
+@pytest.mark.parametrize("ends_of", [(0, 4), (26, 46), (100, 105)])
 def test_steps_to_target_are_uniform_over_what_evaluations_leave(ends_of):
     low, high = ends_of
     possible = range(low + 1, high + 1)
@@ -87,21 +82,11 @@ def test_steps_to_target_are_uniform_over_what_evaluations_leave(ends_of):
     assert trial.steps_error == pytest.approx(deviation)
 
 
-@pytest.mark.parametrize(
-    ("status", "ends_of", "steps"),
-    [
-        # Without the target all steps are a bound.
-        ("missed", (40, 50), 50),
-        ("pruned", (40, 50), 50),
-        ("diverged", (40, 50), 50),
-        # One that is met before training takes a step.
-        ("reached", (0, 0), 1),
-    ],
-)
-def test_steps_that_have_no_error(status, ends_of, steps):
-    low, high = ends_of
-    trial = record(status=status, steps_low=low, steps=high)
-    assert (trial.steps_to_target, trial.steps_error) == (steps, 0)
+def test_steps_that_have_no_error():
+    # Without the target all steps are a bound; one that is met before training takes a step.
+    missed, at_once = record(status="missed", steps=50), record(steps_low=0, steps=0)
+    assert (missed.steps_to_target, missed.steps_error) == (50, 0)
+    assert (at_once.steps_to_target, at_once.steps_error) == (1, 0)
 
 
 def test_only_the_last_trial_of_a_chain_ends_it():
@@ -115,7 +100,6 @@ def test_only_the_last_trial_of_a_chain_ends_it():
     [
         ((), 10, None, 40),  # 50 / (1/8 x 10)
         ((), 1000, None, 1),
-        (((100, 0.9),), 1000, None, 105),  # the ratio of 1.05
         (((10, 0.9),), 1000, None, 11),  # one step on at least
         (((40, 0.9),), 10, None, 80),  # two evaluations for an eighth
         # The line through (50, 0.25) and (100, 0.15) meets the target within 1.5 times the steps;
@@ -126,12 +110,9 @@ def test_only_the_last_trial_of_a_chain_ends_it():
         (((50, 0.9), (100, 0.8), (150, None)), 10, None, 160),
         # The first one may be asked for earlier; early ones count no cost.
         ((), 10, 7, 7),
-        ((), 10, 70, 40),
         # Early ones lie a factor of two apart.
         (((7, 0.9),), 10, 7, 14),
         (((7, 0.9), (28, 0.88)), 10, 7, 40),
-        (((7, 0.9), (14, 0.88), (40, 0.8)), 10, 7, 80),
-        (((40, 0.9),), 10, 70, 80),
     ],
 )
 def test_the_next_evaluation(history, batch_size, first, step):
@@ -190,7 +171,7 @@ def test_the_system_tells_waits_in_seconds():
 
 @pytest.mark.parametrize(
     ("multiple", "size", "snapped"),
-    [(1, 0.2, 8), (1, 12.4, 12), (1, 5000, 1024), (8, 12.4, 16), (8, 11, 8), (8, 3, 8)],
+    [(1, 0.2, 8), (1, 5000, 1024), (8, 12.4, 16), (8, 3, 8)],
 )
 def test_batch_sizes_are_snapped(multiple, size, snapped):
     space = Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple)
@@ -201,27 +182,9 @@ def test_a_batch_size_is_a_multiple_also_below_the_first_one():
     assert Space(4, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple=8).snap(4) == 8
 
 
-@pytest.mark.parametrize(
-    ("rule", "noise_scale", "lr"),
-    [
-        # Without a noise scale it is the middle, 128.
-        ("saturating", None, 0.1 * (1 + 2) / (1 + 1 / 2)),
-        ("saturating", 1024.0, 0.1 * (1 + 16) / (1 + 4)),
-    ],
-)
-def test_the_rate_of_a_space_s_rule(rule, noise_scale, lr):
-    space = Space(16, 1024, 1e-3, 1.0, rule, (64, 0.1), noise_scale=noise_scale)
-    assert space.rule_lr(256) == pytest.approx(lr)
-
-
 @pytest.mark.parametrize(("lr", "snapped"), [(0.123456, 0.123), (9.0, 1.0), (1e-9, 1e-3)])
 def test_rates_are_snapped_to_what_is_printed(lr, snapped):
     assert Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1)).snap_lr(lr) == snapped
-
-
-def test_cost_is_seconds():
-    question = Question(LOSS, Budget(steps=10))
-    assert question.value(30, 8, lambda batch_size: 0.5 * batch_size) == 120.0
 
 
 def test_step_times_are_found_with_one_outlier():
@@ -249,15 +212,8 @@ def test_few_step_times(timings, size, seconds, least, most):
         assert least <= model.error(size) <= most
 
 
-def test_a_survey_counts_by_its_own_error():
-    timings = [(64, 1.0), (256, 1.2)]
-    exact, vague = (fit_step_time(timings, [(64, 1.5, error)]) for error in (0.01, 1.0))
-    assert exact(64) > 1.35 > 1.1 > vague(64)
-
-
 TAUS = {
     "a line": lambda size: 1.0 + size / 64,
-    "steps": lambda size: 1.0 + math.ceil(size / 32) / 2,
     "aligned": lambda size: (1.0 + size / 64) * (1.0 if size % 8 == 0 else 1.25),
 }
 
@@ -283,11 +239,8 @@ def test_the_interval_of_a_step_time_holds_it(name, is_surveyed):
     assert np.median(errors) < 0.12
 
 
-def test_no_step_times():
-    assert fit_step_time([]) is None
-
-
 LIGHT = ("core.records", "search.decide", "config", "report.page", "report.read", "tracking.mlflow")
+ANSWERS = (Checks, Found, Machine, Probe, Record, Roofline, Timed)
 HEAVY = "torch", "lightning", "mlflow", "matplotlib.pyplot"
 
 
@@ -300,13 +253,7 @@ def imports_heavy(modules):
 
 
 def test_imports_are_light():
-    assert not imports_heavy([f"bstune.{module}" for module in LIGHT])
-
-
-def test_the_main_process_reads_the_workers_answers_without_torch():
-    answers = (Checks, Found, Machine, Probe, Record, Roofline, Timed)
-    assert not imports_heavy({answer.__module__ for answer in answers})
-
-
-def test_that_test_can_fail():
-    assert imports_heavy(["torch"])
+    """The main process reads the worker's answers without torch, too."""
+    answers = {answer.__module__ for answer in ANSWERS}
+    assert not imports_heavy([*answers, *(f"bstune.{module}" for module in LIGHT)])
+    assert imports_heavy(["matplotlib.pyplot"])

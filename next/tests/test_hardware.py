@@ -27,7 +27,6 @@ from bstune.hardware.timing import (
     paddings,
 )
 from bstune.recipe.recipe import Recipe
-from bstune.report.hardware import survey_line, survey_text
 from bstune.trial.worker import Worker
 
 START, LIMIT = 300.0, 1000.0
@@ -44,10 +43,8 @@ def probe(memory, size, refuses=lambda size: False):
     [
         (lambda size: START + 0.1 * size, 64, 4096),  # all fit
         (lambda size: START + 1.0 * size, 64, 700),
-        (lambda size: 2 * START + 0.3 * size, 16, 1333),
         (lambda size: START + 0.01 * size**2, 16, 264),
         (lambda size: START + 10.0 * size, 128, 70),  # the first one does not fit
-        (lambda size: START + 700.0 * size, 1, 1),
         (lambda size: 2000.0, 64, None),
     ],
 )
@@ -72,7 +69,7 @@ def test_a_refused_size_bounds_the_range_and_multiples_are_kept():
     assert all(size % 8 == 0 for size in found.probes)
 
 
-@pytest.mark.parametrize(("slope", "largest"), [(0.01, 4096), (1.0, 200), (5.0, 64)])
+@pytest.mark.parametrize(("slope", "largest"), [(0.01, 4096), (5.0, 64)])
 def test_without_time_a_size_far_below_the_limit_is_predicted(slope, largest):
     one = partial(probe, lambda size: START + slope * size)
     found = find_largest_fit(one, 1, 4096, 64, has_time=lambda size: False)
@@ -109,26 +106,18 @@ def counted(function):
     return flops.get_total_flops(), traffic.bytes
 
 
-@pytest.mark.parametrize(("batch_size", "expected"), [(512, 315), (1, 1)])
-def test_a_linear_layer_has_nvidias_flops_per_byte(batch_size, expected):
+def test_a_linear_layer_has_nvidias_flops_per_byte():
     """GPU Performance Background, table 1: 1024 inputs, 4096 outputs, half precision, forward."""
     layer = nn.Linear(1024, 4096, bias=False, dtype=torch.float16)
-    inputs = torch.ones(batch_size, 1024, dtype=torch.float16)
+    inputs = torch.ones(512, 1024, dtype=torch.float16)
     flops, moved = counted(lambda: layer(inputs))
-    assert round(flops / moved) == expected
-
-
-def test_relu_has_nvidias_flops_per_byte():
-    inputs = torch.ones(64, 64, dtype=torch.float16)
-    assert inputs.numel() / counted(lambda: torch.relu(inputs))[1] == 0.25
+    assert round(flops / moved) == 315
 
 
 @pytest.mark.parametrize(
     ("function", "moved"),
     [
-        (lambda x: x.view(2, 50), 0),
         (lambda x: x + 1.0, 800),
-        (lambda x: x.add_(1.0), 800),
         (lambda x: torch._foreach_add_([x], 1.0), 800),
         (lambda x: x + torch.ones(1).expand(100), 400 + 4 + 4 + 400),
     ],
@@ -137,8 +126,8 @@ def test_bytes_of_operations(function, moved):
     assert counted(lambda: function(torch.ones(100)))[1] - 400 == moved
 
 
-@pytest.mark.parametrize("groups", [1, 2, 8])
-def test_flops_of_a_grouped_convolution(groups):
+def test_flops_of_a_grouped_convolution():
+    groups = 2
     layer = nn.Conv2d(8, 16, 3, padding=1, groups=groups, bias=False)
     inputs = torch.ones(2, 8, 6, 5, requires_grad=True)
     cost = StepCost()
@@ -159,14 +148,8 @@ def roofline(peak=100.0, bandwidth=10.0, **changes):
     )
 
 
-@pytest.mark.parametrize(
-    ("peak", "bandwidth", "ridge"), [(125e12, 900e9, 139), (312e12, 1555e9, 201)]
-)
-def test_ridges_of_v100_and_a100(peak, bandwidth, ridge):
-    assert round(roofline(peak, bandwidth).ridge) == ridge
-
-
 def test_the_batch_size_from_which_arithmetic_binds():
+    assert round(roofline(312e12, 1555e9).ridge) == 201  # NVIDIA's A100
     # 200 B/(1000 + 10 B) = 10 at B = 100.
     line = roofline()
     assert line.compute_bound_from == pytest.approx(100.0)
@@ -189,7 +172,7 @@ def test_tensor_cores_are_spoken_of_where_they_compute():
 
 @pytest.mark.parametrize(
     ("low", "high", "baseline", "multiple"),
-    [(4, 1200, 64, 1), (16, 4096, 128, 1), (8, 512, 64, 8), (1, 2, 1, 1), (5, 5, 5, 1)],
+    [(4, 1200, 64, 1), (16, 4096, 128, 1), (8, 512, 64, 8)],
 )
 def test_the_ladder_has_both_ends_and_the_baseline(low, high, baseline, multiple):
     sizes = ladder_of(low, high, baseline, multiple)
@@ -280,8 +263,6 @@ def made(**changes):
         ({}, False, 90.0, True),
         ({}, True, 90.0, False),
         ({"waited": 0.3}, False, 90.0, False),
-        ({"failure": "ValueError"}, False, 90.0, False),
-        ({"whole": False}, False, 12.0, True),
         ({"whole": False}, False, 90.0, False),
     ],
 )
@@ -306,13 +287,3 @@ def test_a_survey_is_of_one_code_and_one_recipe():
         for sizes in ((1, 8), (1, 9))
     }
     assert len(keys) == 8
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"roofline": None}, {"timings": (), "roofline": None}, {"waited": 0.5}]
-)
-def test_a_survey_as_text(changes):
-    text = survey_text(made(**changes), was_kept=False)
-    assert max(map(len, text.splitlines())) <= 80
-    assert "32,000" in text or "timings" in changes
-    assert "\n" not in survey_line(made(**changes), was_kept=True)

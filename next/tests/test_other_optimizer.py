@@ -96,16 +96,11 @@ def cycle(step):
     return schedule.get_last_lr()[0]
 
 
-def momentum(step):
-    return (1.0 - 0.9 ** (step + 1)) / 0.1
-
-
 # Module, algorithm, schedule -> the factor of the rate, and the algorithm's step for a gradient 1.
 CASES = {
     "its schedule is kept": (Halves, "adam", None, halves, constant),
     "its schedule of its own range is kept": (Cycle, "adam", None, cycle, constant),
     "its optimizer is kept": (Cycle, None, "linear", linear, constant),
-    "none of its own": (Slope, "momentum", "constant", constant, momentum),
     "both": (Halves, "momentum", "linear", linear, None),
     "a node": (
         Halves,
@@ -152,14 +147,6 @@ def test_several_optimizers_are_kept(given):
     options = options_from_python(**given, device="cpu")
     with refused("TwoOptimizers, 2, leave"):
         look_up(recipe_of_project(TwoOptimizers, (LOADER, LOADER), options))
-
-
-def test_what_a_command_line_names():
-    def algorithm(*arguments):
-        return compose(["+workload=digits", *arguments]).options.algorithm
-
-    assert algorithm("algorithm=nesterov", "algorithm.momentum=0.5")["momentum"] == 0.5
-    assert algorithm("algorithm=null") is None
 
 
 def test_an_algorithms_arguments_are_tuned():

@@ -1,13 +1,13 @@
 """What projects tell of themselves, and what is seen before a study begins: a module each."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from small import Batches, Data, Model, examples
-from torch.nn.functional import cross_entropy
+from small import QUIET, Batches, Data, Model, examples
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -23,9 +23,6 @@ from bstune.trial.preflight import FIRST_PILOT, pilot, preflight, schedules_of
 from bstune.trial.worker import InProcess
 
 OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
-QUIET = dict.fromkeys(
-    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-)
 LOSS = Target("val/loss", None, "min")
 # Ten epochs of 16 batches of 16.
 BUDGET = Budget(steps=80, examples=2560)
@@ -49,35 +46,17 @@ class Saved(LightningDataModule):
 
 
 class InEights(BatchSampler):
-    """Batches of multiples of 8; of a smaller one there is none."""
-
-    def __iter__(self):
-        return iter([] if self.batch_size % 8 else super().__iter__())
-
-
-class RaisesInEights(InEights):
     def __iter__(self):
         if self.batch_size % 8:
             raise ValueError(self.batch_size)
         return super().__iter__()
 
 
-class TwoLoaders(Data):
-    def val_dataloader(self):
-        return 2 * [super().val_dataloader()]
-
-
 class Eights(Data):
-    sampler = InEights
-
     def train_dataloader(self):
         loader = super().train_dataloader()
-        sampler = self.sampler(loader.sampler, 16, drop_last=False)
+        sampler = InEights(loader.sampler, 16, drop_last=False)
         return DataLoader(loader.dataset, batch_sampler=sampler)
-
-
-class RaisingEights(Eights):
-    sampler = RaisesInEights
 
 
 class NoDefault(Model):
@@ -112,11 +91,6 @@ class FromDict(Model):
         return self.loss(batch["one"]) + self.loss(batch["two"])
 
 
-class OfTwo(Model):
-    def validation_step(self, batch, batch_idx, dataloader_idx):
-        self.log("a", self.loss(batch))
-
-
 class Literal(Model):
     def __init__(self, learning_rate=None):
         super().__init__(0.03)
@@ -138,22 +112,16 @@ class Scores(Model):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), {"batch_size": 16, "lr": 0.1, "examples": 256, "rule": "linear", "epochs": None}),
+        ((), {"batch_size": 16, "lr": 0.1, "examples": 256, "rule": "linear", "mode": "min"}),
         ((Model, {"accumulate_grad_batches": 4}), {"batch_size": 64}),
         ((Model, None, Eights), {"batch_size": 16}),
-        ((Model, None, RaisingEights), {"batch_size": 16}),
         ((Model, None, Saved), {"batch_size": 24}),
-        (
-            (OfTwo, None, TwoLoaders),
-            {"metrics": ("a/dataloader_idx_0", "a/dataloader_idx_1")},
-        ),
         ((NoDefault,), {"batch_size": 16, "lr": None}),
         ((lambda trial: Model(trial.lr),), {"batch_size": 16, "lr": 0.1}),
         ((Literal,), {"lr": 0.03, "rule": "sqrt"}),
         ((Model, None, streams), {"batch_size": 24, "examples": None}),
         ((Model, None, lambda batch_size: streams(batch_size)), {"batch_size": None}),
         ((FromDict, None, OfDict), {"batch_size": 16, "examples": 256}),
-        ((Model,), {"metrics": ("val/loss",), "metric": "val/loss", "mode": "min"}),
         ((Scores,), {"metrics": ("score", "val/loss"), "metric": "val/loss"}),
         (
             (Scores, {"callbacks": [EarlyStopping("score", mode="max")]}),
@@ -171,10 +139,7 @@ def test_look_up(arguments, expected):
     [
         {"max_epochs": 5},
         {"max_epochs": 5, "max_steps": 70, "min_epochs": 9},
-        {"max_epochs": -1, "max_steps": 70},
-        {"max_epochs": 5, "limit_train_batches": 99},
         {"max_epochs": 5, "limit_train_batches": 0.7},
-        {"max_epochs": 5, "limit_train_batches": 1},
         {"max_epochs": 5, "limit_train_batches": 10, "accumulate_grad_batches": 4},
         {"max_epochs": 5, "overfit_batches": 3},
     ],
@@ -203,11 +168,10 @@ def test_data_and_module_alone_in_yaml():
     assert (checks.schedules, checks.lines) == ((), ())
     with pytest.raises(InputError, match=r"trainer.precision=16-mixed .* precision"):
         look_up(recipe_of(parts | {"trainer": {"precision": "16-mixed"}}, OPTIONS))
-    for data in (Eights(), RaisingEights()):
-        # The schedule's length is of the smallest size, too.
-        of_eights = recipe(scheduled(fixed(lr_scheduler.StepLR, 100)), data=data)
-        checks = preflight(of_eights, (2, 16, 64), 0.1, None, LOSS)
-        assert (checks.batch_size, checks.resumes) == (16, True)
+    # The schedule's length is of the smallest size, too.
+    of_eights = recipe(scheduled(fixed(lr_scheduler.StepLR, 100)), data=Eights())
+    checks = preflight(of_eights, (2, 16, 64), 0.1, None, LOSS)
+    assert (checks.batch_size, checks.resumes) == (16, True)
     parts["module"] = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2}
     with pytest.raises(InputError, match="lr or learning_rate"):
         look_up(recipe_of(parts, OPTIONS))
@@ -250,7 +214,6 @@ def fixed(kind, *arguments):
         (one_cycle, "epoch", 10, 0.1433, True, True),
         (cosine, "epoch", 10, 1.0, True, False),
         (fixed(lr_scheduler.StepLR, 3), "epoch", 10, 1.0, False, False),
-        (fixed(lr_scheduler.ConstantLR), "step", 160, 1.0, False, False),
     ],
 )
 def test_schedules_move_as_lightning_moves_them(make, interval, moves, rate, follows, is_unmoved):
@@ -277,9 +240,7 @@ def test_without_validation_a_project_needs_both(module, data):
         look_up(recipe(module, data=data))
 
 
-@pytest.mark.parametrize(
-    ("epochs", "limit", "length"), [(None, 9, None), (5, 1.0, None), (5, 9, 45)]
-)
+@pytest.mark.parametrize(("epochs", "limit", "length"), [(5, 1.0, None), (5, 9, 45)])
 def test_the_length_of_a_stream(epochs, limit, length):
     arguments = {"max_epochs": epochs, "limit_train_batches": limit}
     assert look_up(recipe(Model, arguments, streams)).length(24) == length
@@ -291,15 +252,12 @@ class SeedsItself(Model):
         super().__init__(lr)
 
 
-class HiddenSchedule(Model):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
-        self.hidden = lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-        return optimizer
+class HiddenState(Model):
+    steps = 0
 
-    def optimizer_step(self, *arguments, **options):
-        super().optimizer_step(*arguments, **options)
-        self.hidden.step()
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(batch) / self.steps
 
 
 class HiddenByEpoch(Model):
@@ -332,24 +290,9 @@ class RateByHook(NoRate):
         self.optimizers().param_groups[0]["lr"] = self.lr
 
 
-class Contrastive(Model):
-    """Its loss grows as log B."""
-
-    def loss(self, batch):
-        outputs = self.linear(batch[0])
-        return cross_entropy(-((outputs - outputs.T) ** 2), torch.arange(len(outputs)))
-
-
 class Sum(Model):
     def training_step(self, batch, batch_idx):
         return len(batch[0]) * self.loss(batch)
-
-
-class SumOfAdam(Sum):
-    """Its steps do not depend on the gradient's length."""
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
 class NeedsTwo(Model):
@@ -363,14 +306,12 @@ class NeedsTwo(Model):
     ("module", "batch_size", "resumes", "seeds_differ", "lines"),
     [
         (SeedsItself, 1, True, False, 1),
-        (HiddenSchedule, 1, False, True, 1),
+        (HiddenState, 1, False, True, 1),
         (HiddenByEpoch, 1, False, True, 1),
         (SavesAnObject, 1, False, True, 1),
         (RateByHook, 1, True, True, 0),
         (NeedsTwo, 16, True, True, 0),
         (Sum, 1, True, True, 1),
-        (SumOfAdam, 1, True, True, 0),
-        (Contrastive, 1, True, True, 0),
         (scheduled(one_cycle, "epoch"), 1, True, True, 1),
         (scheduled(fixed(lr_scheduler.CosineAnnealingWarmRestarts, 20)), 1, True, True, 0),
     ],
@@ -395,21 +336,20 @@ def test_projects_of_every_kind_resume(module, data, options):
     assert (checks.batch_size, checks.resumes, checks.lines) == (2, True, ())
 
 
-@pytest.mark.parametrize("sizes", [(2, 16, 64), (16, 16, 64), (2, 24, 64)])
+@pytest.mark.parametrize("sizes", [(16, 16, 64), (2, 24, 64)])
 def test_a_network_of_one_size_needs_an_option(sizes):
-    """It fails at the smallest size, at the largest, or in its own last batch."""
+    """It fails at the largest size, or in its own last batch."""
     data = DataLoader(examples(0), sizes[1]), DataLoader(examples(1), sizes[1])
     target = Target("val/loss", 0.0, "min")
     with pytest.raises(InputError, match="validation_batch_size=trial"):
         preflight(recipe(OneSize, data=data), sizes, 0.1, BUDGET, target)
 
 
-@pytest.mark.parametrize(("given", "rule"), [({}, "none"), ({"scaling": "linear"}, "linear")])
-def test_the_rule_of_a_sum(given, rule):
+def test_the_rule_of_a_sum():
     of_study = {"target": "val/loss <= 0.1", "baseline": (16, 0.005), "budget": 9}
-    options = options_from_python(workload="own", **of_study, **given)
+    options = options_from_python(workload="own", **of_study)
     options, _, _ = prepared(InProcess(), recipe(Sum), options, repr, None)
-    assert options.scaling == rule
+    assert options.scaling == "none"
 
 
 def test_without_time_trials_are_not_resumed():
@@ -436,12 +376,6 @@ def test_without_time_trials_are_not_resumed():
             LOSS,
             ["CosineAnnealingLR", "epoch 10", "64", "T_max=self.trainer.max_epochs"],
         ),
-        # It rises again: a trial of batch size 1 has 10 epochs.
-        (
-            scheduled(fixed(lr_scheduler.CosineAnnealingLR, 9, 0.01), "epoch"),
-            LOSS,
-            ["CosineAnnealingLR", "epoch 9"],
-        ),
     ],
 )
 def test_preflight_refuses(module, target, named):
@@ -453,13 +387,15 @@ def test_preflight_refuses(module, target, named):
 
 
 @pytest.mark.parametrize(
-    ("length", "seconds", "status"), [(400, 1e3, "finished"), (None, 1e-9, "pruned")]
+    ("length", "seconds", "least", "most"),
+    [
+        (100, 1e3, 100, 100),
+        (None, 1e-9, 1, 1),
+        # It goes on while its time is not over.
+        (None, 2.0, FIRST_PILOT + 1, math.inf),
+    ],
 )
-def test_pilot(length, seconds, status):
+def test_pilot(length, seconds, least, most):
     record = pilot(recipe(), 16, 0.1, seconds, LOSS, length)
-    assert (record.status, record.steps) == (status, length or 1)
+    assert least <= record.steps <= most
     assert record.finite_history
-
-
-def test_a_pilot_goes_on_while_its_time_is_not_over():
-    assert pilot(recipe(), 16, 0.1, 2.0, LOSS, None).steps > FIRST_PILOT

@@ -1,18 +1,17 @@
 """Two processes that train one trial: as one process does, resumed bit for bit, or all ended."""
 
-import functools
 import os
 
 import pytest
 import torch
-from small import Data, Model
+from search_records import spec
+from small import Data, Model, trained
 
-from bstune.core.records import Spec, Target
+from bstune.core.records import Target
 from bstune.recipe.recipe import Recipe
-from bstune.trial.lightning import train
 from bstune.trial.preflight import pilot, preflight
 from bstune.trial.ranks import Ranks
-from bstune.trial.trial import Trial, run_trial
+from bstune.trial.trial import Trial
 from bstune.trial.worker import Answer, call
 
 SECONDS = 60.0
@@ -40,21 +39,10 @@ class DiesInOne(Model):
         return self.loss(batch)
 
 
-def trained(folder, build, devices, max_steps, earlier=None, resumes=False, until=None):
+def run(folder, build, devices, max_steps, earlier=None, resumes=False, until=None):
     """Weights and record of a trial; it is saved in the folder, and resumed from there."""
-    modules = []
-
-    def module(trial):
-        torch.set_num_threads(1)
-        modules.append(build(trial.lr))
-        return modules[0]
-
-    recipe = Recipe(module, lambda trial: Data(), device="cpu", micro_batch_size=5, devices=devices)
-    spec = Spec(
-        number=0, place="", role="search", batch_size=16, lr=0.05, seed=1, max_steps=max_steps
-    )
     trial = Trial(
-        spec,
+        spec(batch_size=16, lr=0.05, seed=1, max_steps=max_steps),
         Target("val/loss", 0.0, "min"),
         total_steps=60,
         earlier=earlier,
@@ -62,18 +50,19 @@ def trained(folder, build, devices, max_steps, earlier=None, resumes=False, unti
         resume_from=folder / "saved.ckpt" if resumes else None,
         until=until,
     )
-    record = run_trial(functools.partial(train, recipe), trial)
-    return modules[0].linear.weight.detach(), record
+    own = {"micro_batch_size": 5, "devices": devices}
+    record, module = trained(lambda trial: build(trial.lr), lambda trial: Data(), trial, **own)
+    return module.linear.weight.detach(), record
 
 
 def test_two_processes_train_as_one(ranks, tmp_path):
     def together(*args):
-        outcome = call(ranks, trained, tmp_path, Model, 2, *args, limit=SECONDS)
+        outcome = call(ranks, run, tmp_path, Model, 2, *args, limit=SECONDS)
         assert isinstance(outcome, Answer), outcome
         return outcome.value
 
     weights, record = together(60)
-    alone, of_one = trained(tmp_path, Model, 1, 60)
+    alone, of_one = run(tmp_path, Model, 1, 60)
     assert (record.status, record.steps) == ("missed", 60)
     assert [step for step, _ in record.history] == [step for step, _ in of_one.history]
     torch.testing.assert_close(weights, alone)
@@ -85,22 +74,19 @@ def test_two_processes_train_as_one(ranks, tmp_path):
     assert together(60, None, False, 0.0)[1].status == "pruned"
 
 
-@pytest.mark.parametrize(
-    ("build", "words"), [(FailsInOne, "ValueError: only here"), (DiesInOne, "status 7")]
-)
-def test_one_that_fails_ends_all(ranks, tmp_path, build, words):
-    outcome = call(ranks, trained, tmp_path, build, 2, 60, limit=SECONDS)
-    reason = outcome.value[1].message if isinstance(outcome, Answer) else outcome.reason
-    assert words in reason
-    assert call(ranks, pow, 2, 3, limit=SECONDS) == Answer(8)
-
-
 def test_two_processes_agree_on_what_they_check(ranks):
     recipe = Recipe(lambda trial: Model(trial.lr), lambda trial: Data(), device="cpu", devices=2)
     target = Target("val/loss", None, "min")
     checks = call(ranks, preflight, recipe, (2, 16, 64), 0.1, None, target, limit=SECONDS)
     assert isinstance(checks, Answer), checks
     assert checks.value.resumes
-    run = call(ranks, pilot, recipe, 16, 0.1, 0.5, target, None, limit=SECONDS)
-    assert isinstance(run, Answer), run
-    assert run.value.history
+    piloted = call(ranks, pilot, recipe, 16, 0.1, 0.5, target, None, limit=SECONDS)
+    assert isinstance(piloted, Answer), piloted
+    assert piloted.value.history
+
+
+def test_one_that_fails_ends_all_and_others_begin(ranks, tmp_path):
+    for build, words in ((FailsInOne, "ValueError: only here"), (DiesInOne, "status 7")):
+        outcome = call(ranks, run, tmp_path, build, 2, 60, limit=SECONDS)
+        reason = outcome.value[1].message if isinstance(outcome, Answer) else outcome.reason
+        assert words in reason

@@ -1,7 +1,6 @@
 """What a recipe builds for a trial, of a config's nodes and of Python objects."""
 
 from fractions import Fraction
-from functools import partial
 from types import SimpleNamespace
 
 import cloudpickle
@@ -52,7 +51,6 @@ PARTS = {
             },
             {"a": 50, "t": 100, "b": [Fraction(2)]},
         ),
-        ("trainer", None, {}),
     ],
 )
 def test_nodes(key, node, built):
@@ -72,7 +70,6 @@ def test_device_is_chosen_where_it_is_built():
     ("parts", "words"),
     [
         ({"module": None}, "module, _target_"),
-        ({"data": None}, "data, _target_"),
         ({"data": {"_target_": "a.B", "x": "${nope}"}}, "data.x, nope"),
         ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, "data.x, trial.steps"),
         ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, "trainer.x, BSTUNE_NOPE"),
@@ -87,10 +84,8 @@ def test_nodes_that_are_refused(parts, words):
     ("node", "error", "words"),
     [
         ({"_target_": "nowhere.Data"}, InputError, "data.*nowhere"),
-        ({"_target_": "fractions.Fractions"}, InputError, "data.*Fractions"),
         # What the user's own code raises stays what it is: out of memory is told by its class.
         ({"_target_": "fractions.Fraction", "numerator": "a"}, ValueError, "'a'"),
-        ({"_target_": "fractions.Fraction", "nominator": 1}, TypeError, "nominator"),
         ({"_target_": 3}, InputError, "data.*3"),
     ],
 )
@@ -138,8 +133,6 @@ def of(module=Net, data=Data, **further):
     [
         Net,
         Spelled,
-        partial(Wide, 3),
-        lambda lr: Net(lr),
         lambda trial: Wide(3, trial.lr),
         lambda lr, batch_size, total_steps: Net(lr if (batch_size, total_steps) == (8, 100) else 0),
     ],
@@ -158,8 +151,6 @@ LOADERS = (["train"], ["validation"])
     [
         (Data(5), 5),
         (Data, 8),
-        (lambda batch_size: Data(batch_size), 8),
-        (lambda trial: Data(trial.batch_size), 8),
         (lambda: Data(), 1),
         (lambda batch_size=16: Data(batch_size), 8),
     ],
@@ -168,7 +159,7 @@ def test_data(data, batch_size):
     assert of(data=data).data(TRIAL).batch_size == batch_size
 
 
-@pytest.mark.parametrize("data", [LOADERS, list(LOADERS), lambda: LOADERS])
+@pytest.mark.parametrize("data", [LOADERS, lambda: LOADERS])
 def test_loaders(data):
     assert of(data=data).data(TRIAL) == LOADERS
 
@@ -181,7 +172,6 @@ def test_loaders(data):
         ({"module": Wide}, "module=Wide, width"),
         ({"module": lambda: Net(0.1)}, "module, override_lr=True"),
         ({"module": 3}, "module, 3"),
-        ({"data": 3}, "data, 3"),
         ({"data": ("train", "validation", "test")}, "data, test"),
         ({"data": lambda a, b: None}, "needs a, b:"),
     ],

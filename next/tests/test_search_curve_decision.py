@@ -10,78 +10,31 @@ from search_records import BUDGET, QUESTION, SPACE, Workload, step_time
 from bstune.search.curve_decision import GIVE_UP, choose_for_curve
 from bstune.search.decide import propose
 from bstune.search.findings import b_crit_quantiles
-from bstune.search.law import B_CRIT, LEVEL, NOISE, make_law
+from bstune.search.law import B_CRIT, LEVEL, make_law
 from bstune.search.posterior import Posterior, sample_posterior
 
 CURVE = replace(QUESTION, objective="curve")
 
 
-def posterior_of(columns, draws=4000):
-    """Draws at the prior's means, but for some columns: mean and standard deviation of each."""
-    law = make_law(SPACE, BUDGET, misfit=False)
-    theta = np.tile(law.mean, (draws, 1))
-    rng = np.random.default_rng(0)
-    for column, (mean, deviation) in columns.items():
-        theta[:, column] = mean + deviation * rng.standard_normal(draws)
-    theta[:, NOISE] = math.log(0.1)
-    return Posterior(law, theta, rows=None, chains=())
-
-
-def choose(posterior, sizes, ran=None, cost_per_step=None):
-    x = np.log2(np.array(sizes, dtype=float))
-    z = posterior.law.best_rate(posterior.theta, x).mean(axis=0)
-    ran = np.zeros(len(sizes)) if ran is None else np.array(ran, dtype=float)
-    cost = np.ones(len(sizes)) if cost_per_step is None else np.array(cost_per_step)
-    return choose_for_curve(posterior, x, z, ran, cost)
-
-
-def test_the_middle_tells_nothing_where_the_level_is_known():
-    # log S at the middle batch size, 64, is the level whatever B_crit is.
-    posterior = posterior_of({B_CRIT: (0.0, 0.3), LEVEL: (4.0, 1e-6)})
-    steps = np.exp(np.median(posterior.law.curve(posterior.theta, np.log2([8.0, 64, 512])), axis=0))
-    equal_cost = 1.0 / steps
-    assert choose(posterior, (8, 64, 512), cost_per_step=equal_cost)[0] != 1
-
-
-def test_the_cheaper_of_two_that_tell_as_much_is_chosen():
-    posterior = posterior_of({B_CRIT: (0.0, 0.3), LEVEL: (4.0, 1e-6)})
-    for dear, cheap in ((0, 1), (1, 0)):
-        cost = [1.0, 1.0]
-        cost[dear] = 50.0
-        assert choose(posterior, (8, 512), cost_per_step=cost)[0] == cheap
-
-
-def test_few_trials_are_preferred_to_many_cheap_ones():
-    """Of 8 and 32 examples the first tells 4.03 times as much, at 4.35 times the steps' cost.
-
-    A fifth of the least cost is added to both: 4.55/1.2 is less than 4.03.
-    """
-    posterior = posterior_of({B_CRIT: (0.0, 0.3), LEVEL: (4.0, 1e-6)})
-    steps = np.exp(np.median(posterior.law.curve(posterior.theta, np.log2([8.0, 32.0])), axis=0))
-    for ratio, chosen in ((4.35, 0), (5.5, 1)):
-        assert choose(posterior, (8, 32), cost_per_step=[ratio, 1.0] / steps)[0] == chosen
-
-
-def test_steps_beyond_the_last_one_tell_nothing_more():
-    """In a tenth of the draws B_crit is exp(3) times as large, and the level exp(1.5) times.
-
-    At 8 examples log S is then 2.03 higher, of which log 1.6 shows; at 512 it is 0.28 higher.
-    With noise of 0.1 and 0.14 that tells 2.1 times as much (all of it would tell 4.8 times).
-    """
-    posterior = posterior_of({B_CRIT: (0.0, 0.0), LEVEL: (4.0, 0.0)}, draws=1000)
-    posterior.theta[:100, [B_CRIT, LEVEL]] += 3.0, 1.5
-    steps = np.exp(np.median(posterior.law.curve(posterior.theta, np.log2([8.0, 512.0])), axis=0))
-    assert choose(posterior, (8, 512), cost_per_step=[3.0, 1.0] / steps)[0] == 1
-    assert choose(posterior, (8, 512), cost_per_step=[1.5, 1.0] / steps)[0] == 0
-
-
 def test_a_trial_stops_at_a_multiple_of_its_expected_steps_and_is_not_resumed_from_there():
-    posterior = posterior_of({B_CRIT: (0.0, 0.3), LEVEL: (4.0, 1e-6)})
-    chosen, last = choose(posterior, (8, 64))
-    expected = math.exp(np.median(posterior.law.curve(posterior.theta, np.array([3.0]))))
+    """Draws at the prior's means, but for B_crit; what the middle batch size takes is known."""
+    law = make_law(SPACE, BUDGET, misfit=False)
+    theta = np.tile(law.mean, (4000, 1))
+    theta[:, B_CRIT] = 0.3 * np.random.default_rng(0).standard_normal(4000)
+    theta[:, LEVEL] = 4.0
+    posterior = Posterior(law, theta, rows=None, chains=())
+
+    def choose(sizes, ran):
+        x = np.log2(sizes)
+        z = law.best_rate(theta, x).mean(axis=0)
+        return choose_for_curve(posterior, x, z, np.array(ran), np.ones(len(sizes)))
+
+    # The middle one, 64, tells nothing of B_crit.
+    chosen, last = choose([8, 64], [0.0, 0.0])
+    expected = math.exp(np.median(law.curve(theta, np.array([3.0]))))
     assert chosen == 0
     assert last == pytest.approx(GIVE_UP * expected)
-    assert choose(posterior, (8, 8, 64), ran=[math.ceil(last), 0, 0])[0] == 1
+    assert choose([8, 8, 64], [math.ceil(last), 0.0, 0.0])[0] == 1
 
 
 def test_a_search_of_the_curve_finds_b_crit():

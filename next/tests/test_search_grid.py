@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from search_records import BUDGET, QUESTION, SPACE, Workload, record, spec, step_time
+from search_records import QUESTION, SPACE, Workload, record, step_time
 
 from bstune.core.space import Space
 from bstune.search.grid import best_of_grid, grid_sizes, propose_of_grid
@@ -18,7 +18,6 @@ SMALL = Space(16, 64, 0.0001, 10.0, "sqrt", (64, 0.1))
         # Ends between two powers.
         (5, 128, 1, [], [5, 8, 16, 32, 64, 128]),
         (48, 48, 1, [], [48]),
-        (24, 96, 24, [], [24, 48, 96]),
         (32, 128, 1, [record(0), record(1, "out of memory", batch_size=128)], [32, 64]),
         (8, 128, 1, [record(0), record(1, "refused", batch_size=16)], [32, 64, 128]),
     ],
@@ -42,7 +41,6 @@ def grid(workload, space, count):
 @pytest.mark.parametrize(
     ("best", "tried"),
     [
-        (0, [0, 1, -1, 2, -2]),
         (4, [0, 1, -1, 2, -2, 3, 4, 5]),
         (-3, [0, 1, -1, 2, -2, -3, -4]),
     ],
@@ -57,28 +55,3 @@ def test_a_grid_is_extended_until_its_best_rate_lies_inside(best, tried):
         assert one.batch_size == size
         assert one.lr == pytest.approx(SMALL.rule_lr(size) * 2.0**best, rel=0.01)
         assert one.steps_to_target == pytest.approx(workload.steps(size, one.lr), rel=0.05)
-
-
-def test_a_grid_ends_where_the_range_does():
-    space = replace(SMALL, low=64, lr_low=0.05, lr_high=0.3)
-    records, _ = grid(Workload(lr=9.0), space, 6)
-    assert [one.lr for one in records[:4]] == [0.1, 0.2, 0.05, 0.3]
-    assert len({one.lr for one in records}) == 6
-    assert max(one.lr for one in records) == 0.3
-
-
-def test_where_all_rates_diverge_lower_ones_are_tried():
-    records = []
-    for place, octave in enumerate((0, 1, -1, 2, -2)):
-        records.append(record(place, "diverged", lr=0.1 * 2.0**octave))
-    proposal = propose_of_grid(QUESTION, replace(SMALL, low=64), step_time, records)
-    assert proposal.lr == pytest.approx(0.0125)
-
-
-def test_a_trial_ends_a_little_beyond_the_fewest_steps_of_its_own_batch_size():
-    space = replace(SMALL, low=32)
-    records = [record(0, steps=305, steps_low=304), record(1, "missed", batch_size=32)]
-    running = [spec(2, batch_size=32)]
-    for at_work, expected in (((), (32, BUDGET)), (running, (64, math.ceil(1.2 * 305)))):
-        proposal = propose_of_grid(QUESTION, space, step_time, records, at_work)
-        assert (proposal.batch_size, proposal.max_steps) == expected

@@ -3,12 +3,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import norm
-from scipy.stats import t as student
 from search_records import SPACE
 
 from bstune.core.rules import lr_of
-from bstune.core.space import Space
 from bstune.search import law as laws
 from bstune.search.law import make_law
 
@@ -39,7 +36,6 @@ def test_the_best_rate_is_the_rule_shifted_and_bent():
 @pytest.mark.parametrize(
     ("octaves", "penalty"),
     [
-        (0.0, 0.0),
         (2.0, 0.5),
         (4.0, 2.0),
         (-1.2, 0.5 * 1.2 * (math.sqrt(2.0) - 1.0)),
@@ -47,7 +43,6 @@ def test_the_best_rate_is_the_rule_shifted_and_bent():
         (-60.0, 0.5 * (math.hypot(60.0, 1.2) - 1.2)),
         # Log steps are at most 50; the level is 5.
         (60.0, 45.0),
-        (-1e6, 45.0),
     ],
 )
 def test_penalties_off_the_best_rate(octaves, penalty):
@@ -68,41 +63,14 @@ def test_the_misfit_is_linear_between_its_knots():
     np.testing.assert_allclose(misfit[0], [0.0, 0.1, -0.1, 0.0, 0.2, 0.0], atol=1e-12)
 
 
-def test_the_prior_s_density_is_that_of_its_draws():
-    theta = MISFIT.sample_prior(20_000, np.random.default_rng(0))
-    standard = (theta - MISFIT.mean) / MISFIT.spread
-    normal = np.delete(standard, laws.SHIFT, axis=1)
-    expected = norm.logpdf(normal).sum(axis=1) + student.logpdf(standard[:, laws.SHIFT], 3)
-    difference = MISFIT.log_prior(theta) - expected
-    np.testing.assert_allclose(difference, difference[0])
-    np.testing.assert_allclose(np.median(standard, axis=0), 0.0, atol=0.04)
-    assert np.quantile(standard[:, laws.SHIFT], 0.95) == pytest.approx(student.ppf(0.95, 3), 0.05)
-    assert np.quantile(standard[:, laws.B_CRIT], 0.95) == pytest.approx(norm.ppf(0.95), 0.05)
-
-
-def test_one_batch_size_alone():
-    space = Space(64, 64, 0.01, 1.0, "none", (64, 0.1))
-    law = make_law(space, 100, misfit=True)
-    theta = law.sample_prior(50, np.random.default_rng(0))
-    assert np.isfinite(law.log_steps(theta, log2(64.0), log2(0.1))).all()
-    assert law.mean[laws.LEVEL] == pytest.approx(math.log(25.0))
-
-
-@pytest.mark.parametrize("rule", ["saturating", "surge"])
-@pytest.mark.parametrize("noise_scale", [None, 20.0])
-def test_rules_that_turn_at_each_draw_s_b_crit(rule, noise_scale):
-    space = replace(SPACE, rule=rule, noise_scale=noise_scale)
-    law = make_law(space, 4000, misfit=False)
+def test_a_rule_turns_at_each_draw_s_b_crit():
+    law = make_law(replace(SPACE, rule="saturating"), 4000, misfit=False)
     theta = np.repeat(THETA, 3, axis=0)
     # B_crit 32, 64 and 1024; a shift of one octave, and 0.1 of an octave an octave from 64 on.
     theta[:, laws.B_CRIT] = np.log([0.5, 1.0, 16.0])
     sizes = np.array([8.0, 64.0, 500.0])
-    turns = [noise_scale] * 3 if noise_scale else [32.0, 64.0, 1024.0]
     expected = [
-        [lr_of(rule, size, (64, 0.05), noise) * 2.0 * (size / 64) ** 0.1 for size in sizes]
-        for noise in turns
+        [lr_of("saturating", size, (64, 0.05), turn) * 2.0 * (size / 64) ** 0.1 for size in sizes]
+        for turn in (32.0, 64.0, 1024.0)
     ]
     np.testing.assert_allclose(2.0 ** law.best_rate(theta, np.log2(sizes)), expected)
-    # Each draw at a batch size of its own.
-    own = law.best_rate(theta, np.log2(sizes)[:, None])[:, 0]
-    np.testing.assert_allclose(2.0**own, np.diag(expected))

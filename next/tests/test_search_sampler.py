@@ -77,7 +77,6 @@ HISTORY = {10: 0.9, 20: 0.3, 30: 0.2}
     ("state", "values", "status", "steps", "steps_low"),
     [
         (COMPLETE, HISTORY | {40: 0.1, 50: 0.2}, "reached", 40, 30),
-        (PRUNED, HISTORY, "pruned", 30, 20),
         (COMPLETE, HISTORY, "pruned", 30, 20),
         (COMPLETE, HISTORY | {4000: 0.2}, "missed", 4000, 30),
         (PRUNED, HISTORY | {40: math.nan}, "diverged", 40, 30),
@@ -94,17 +93,6 @@ def test_how_a_trial_of_one_s_own_ended(state, values, status, steps, steps_low)
     got = record_of(trial, QUESTION)
     assert (got.status, got.steps, got.steps_low) == (status, steps, steps_low)
     assert (got.batch_size, got.lr, got.seconds_per_step) == (32, 0.1, 0.25)
-
-
-def test_what_tells_nothing_is_no_record():
-    common = {"params": {"batch_size": 32, "lr": 0.1}, "distributions": DISTRIBUTIONS}
-    failed = optuna.trial.TrialState.FAIL
-    for trial in (
-        finished(**common),
-        finished(failed, intermediate_values=HISTORY, **common),
-        finished(intermediate_values=HISTORY),
-    ):
-        assert record_of(trial, QUESTION) is None
 
 
 @pytest.mark.parametrize(

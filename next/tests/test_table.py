@@ -40,11 +40,8 @@ def outcome(table, batch_size, lr, seed=0):
 @pytest.mark.parametrize(
     ("batch_size", "lr", "steps", "seconds"),
     [
-        # Recorded cells, to the bit.
-        (32, 0.1, 20, 2.0),
         # The geometric middle of two and of four.
         (16, 0.1, round(math.sqrt(40 * 20)), 1.0),
-        (8, 0.2, 80, 0.5),
         (16, 0.2, round((40 * 160 * 20 * 80) ** 0.25), 1.0),
         # A quarter of the way in log B.
         (8 * math.sqrt(2), 0.4, round(160**0.75 * 80**0.25), 0.5 * math.sqrt(2)),
@@ -60,42 +57,10 @@ def test_interpolation_is_bilinear_in_logs(batch_size, lr, steps, seconds):
     assert got.history[-1] == (steps, 0.1)
 
 
-def test_a_history_between_cells_is_the_nearest_one_s_rescaled():
-    # sqrt(2) is nearer to 8; steps are 40^(2/3) 20^(1/3), times 0.794.
-    got = outcome(SQUARE, 8 * 4 ** (1 / 3), 0.1)
-    assert got.history == ((8, 0.4), (16, 0.2), (32, 0.1))
-
-
-@pytest.mark.parametrize(
-    ("corner", "batch_size", "steps", "end", "diverged"),
-    [
-        # Nearer to the corner that missed, then to the one that reached.
-        (MISSED, 24, None, 40, False),
-        (MISSED, 9, 40, 40, False),
-        (DIVERGED, 24, None, 20, True),
-        ({"steps": (), "metric": (), "status": "diverged"}, 24, None, 1, True),
-    ],
-)
-def test_between_cells_of_which_one_missed_the_nearest_counts(
-    corner, batch_size, steps, end, diverged
-):
-    table = Table((run(8), run(32, seconds_per_step=2.0, **corner)))
-    got = outcome(table, batch_size, 0.1)
-    assert got.seconds_per_step == (0.5 if batch_size == 9 else 2.0)
-    assert (got.steps, got.end, got.diverged) == (steps, end, diverged)
-
-
 def test_one_rate_a_size_needs_no_rectangle():
-    table = Table((run(8, 0.1), run(32, 0.4, steps=(5, 10, 20)), run(128, 1.6, steps=(2, 5, 10))))
-    assert outcome(table, 32, 0.4).steps == 20
+    table = Table((run(8, 0.1), run(32, 0.4, steps=(5, 10, 20))))
     # The two missing corners are stood in for by the recorded ones nearest to them.
     assert outcome(table, 16, 0.2).steps == round(math.sqrt(40 * 20))
-    assert outcome(table, 128, 0.1).steps == 20
-
-
-def test_values_beyond_the_target_stay_as_they_are():
-    table = Table((run(metric=(0.4, 0.03, 0.01)),))
-    assert outcome(table, 8, 0.1).history == ((10, 0.4), (20, 0.03))
 
 
 def test_the_seed_draws_the_run_at_one_place_in_every_cell():
@@ -106,20 +71,14 @@ def test_the_seed_draws_the_run_at_one_place_in_every_cell():
     counts = Counter(drawn)
     assert sorted(counts) == [40, 50, 60, 70]
     assert min(counts.values()) > 25
-    assert table.outcome_at(16, 0.1, 1.0, TARGET).steps == 70
 
 
 def test_step_time_and_budget():
-    table = Table(
-        (run(8, seconds_per_step=0.1), run(8, 0.2, seconds_per_step=0.3), *SQUARE.runs[2:])
-    )
-    # Medians 0.2 and 2, linear in logs.
-    expected = [0.2, 0.2, 0.2 * math.sqrt(10), 2.0, 2.0]
-    got = [table.step_time(size) for size in (4, 8, 16, 32, 64)]
-    np.testing.assert_allclose(got, expected)
-    # 80 steps at batch size 32; none has more.
-    assert table.budget == Budget(steps=80, examples=1)
+    # Linear in logs.
+    got = [SQUARE.step_time(size) for size in (4, 8, 16, 32, 64)]
+    np.testing.assert_allclose(got, [0.5, 0.5, 1.0, 2.0, 2.0])
     assert Table((run(7.5), run(30.5))).range == (8, 30)
+    # 80 steps at batch size 32, and 160 at 8.
     assert SQUARE.budget == Budget(steps=80, examples=1280)
 
 
@@ -135,11 +94,9 @@ def answer(table, max_steps, total_steps=1000, earlier=None):
         ({}, 500, "reached", 40, 0.1),
         # It stops at the first recorded evaluation from its last step on.
         ({}, 15, "pruned", 20, 0.2),
-        ({}, 20, "pruned", 20, 0.2),
         # A run that ended goes on with its last value.
         (MISSED, 500, "pruned", 500, 0.2),
         (MISSED, 1000, "missed", 1000, 0.2),
-        (DIVERGED, 500, "diverged", 21, None),
         ({"steps": (), "metric": (), "status": "diverged"}, 500, "diverged", 2, None),
     ],
 )
@@ -183,12 +140,9 @@ def test_a_file_is_read(tmp_path):
         ("{", "line 1", "JSON"),
         ("[]", "line 1", "run"),
         (line() + "\n" + line(lr=0), "line 2", "lr"),
-        (line(lr=float("nan")), "line 1", "lr"),
         (line(steps=[20, 10]), "line 1", "steps"),
         (line(steps=[10]), "line 1", "metric"),
         (line(steps=[], metric=[]), "line 1", "steps"),
-        (line(metric=[0.4, None]), "line 1", "metric"),
-        (line(seconds_per_step=-1), "line 1", "seconds_per_step"),
         (json.dumps({"batch_size": 8}), "line 1", "lr"),
         (line() + "\n\n" + line(), "line 3", "seed 0"),
         (line() + "\n" + line(seed=1, horizon=20), "line 2", "horizon"),
@@ -233,11 +187,9 @@ LENGTHS = Table(
     [
         # What was recorded.
         (100, None, 100, 0.2),
-        (400, 400, 400, 0.1),
         # At each share of the schedule the metric is the geometric mean.
         (200, None, 200, 0.1 * math.sqrt(2.0)),
-        # Half as long as the shortest, twice as bad, but no worse than the worst that was recorded.
-        (50, None, 50, 0.4),
+        # A tenth as long as the shortest, but no worse than the worst that was recorded.
         (10, None, 10, 0.8),
         # Longer than the longest: its values at the same steps.
         (4000, 400, 400, 0.1),
@@ -250,39 +202,8 @@ def test_metrics_are_interpolated_over_the_length_of_the_schedule(length, steps,
     assert got.history == tuple(sorted(got.history))
 
 
-def test_a_trial_between_cells_reaches_where_the_line_meets_the_target():
-    # The middle of a run that stays at 0.2 and of one that ends at 0.05 ends at 0.1.
-    flat = of_length(400, 400, batch_size=8, metric=(0.4, 0.2, 0.2, 0.2))
-    steep = of_length(400, 400, batch_size=32, metric=(0.4, 0.2, 0.2, 0.0125))
-    got = Table((flat, steep)).outcome(16, 0.1, 0, TARGET, total_steps=400)
-    # From 0.2 at step 300 to 0.05 at 400, by halves: halfway in the logarithm.
-    assert (got.steps, got.history[-1]) == (round(math.sqrt(300 * 400)), (got.steps, 0.1))
-    assert got.seconds_per_step == pytest.approx(0.5)
-
-
-def test_a_cell_that_diverged_does_not_count_beside_others():
-    diverged = of_length(100, 200, batch_size=32, status="diverged")
-    got = Table((of_length(100, 200), diverged)).outcome(12, 0.1, 0, TARGET, total_steps=100)
-    assert (got.diverged, got.history[-1]) == (False, (100, pytest.approx(0.2)))
-
-
-def test_where_the_run_of_the_nearest_length_diverged():
-    table = Table((of_length(100, 200), of_length(400, 400, status="diverged")))
-    got = table.outcome(8, 0.1, 0, TARGET, total_steps=110)
-    assert (got.diverged, got.end) == (False, 110)
-    got = table.outcome(8, 0.1, 0, TARGET, total_steps=390)
-    assert (got.diverged, got.end) == (True, 390)
-
-
-@pytest.mark.parametrize(("length", "status"), [(100, "missed"), (500, "reached")])
-def test_a_trial_is_answered_at_the_length_of_its_schedule(length, status):
-    got = answer(LENGTHS, length, total_steps=length)
-    assert (got.status, got.steps) == (status, min(length, 400))
-
-
-@pytest.mark.parametrize("name", ["digits_linear", "mnist_mlp_linear"])
-def test_shipped_tables_of_schedules_that_end(name):
-    table = find_table(name)
+def test_a_shipped_table_of_schedules_that_end():
+    table = find_table("digits_linear")
     assert table.schedule_ends
     size = table.batch_sizes[4]
     last = table.budget.last_step(size)

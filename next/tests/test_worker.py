@@ -1,9 +1,7 @@
 """A process to which functions are sent: whatever it does, an outcome comes back."""
 
-import gc
 import importlib
 import itertools
-import multiprocessing
 import os
 import re
 import signal
@@ -34,7 +32,9 @@ PATIENCE = 60.0
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
-    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=()) as worker:
+    # Each new process imports the modules of other tests, too.
+    preload = ("bstune.trial.lightning",)
+    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=preload) as worker:
         yield worker
 
 
@@ -50,10 +50,6 @@ def outcome_of(worker, function, *args):
 
 def raises():
     raise ValueError("no")
-
-
-def exhausts_memory():
-    return bytearray(1 << 60)
 
 
 def exits():
@@ -88,7 +84,6 @@ def cannot_be_pickled():
 # Each reason in whole: what an earlier process wrote is not told.
 FAILURES = {
     "an exception": (raises, r"ValueError: no \(test_worker.py:\d+\)"),
-    "out of memory": (exhausts_memory, "MemoryError .*"),
     "sys.exit": (exits, "SystemExit: 3 .*"),
     "a crash": (crashes, r"its process was ended by SIGSEGV: layer 3 \(test_worker.py:\d+\)"),
     "an abort": (
@@ -145,10 +140,6 @@ def hangs():
     time.sleep(1000)
 
 
-def hangs_in_a_loaders_process():
-    print(*multiprocessing.get_context("fork").Pool(1).map(time.sleep, [1000]))
-
-
 def hangs_after_a_fit():
     time.sleep(as_lightning_ends_a_fit())
 
@@ -159,7 +150,7 @@ def as_lightning_ends_a_fit():
     return 1000
 
 
-@pytest.mark.parametrize("function", [hangs, hangs_in_a_loaders_process, hangs_after_a_fit])
+@pytest.mark.parametrize("function", [hangs, hangs_after_a_fit])
 def test_what_hangs_is_killed_and_told_with_its_place(worker, function):
     pid = outcome_of(worker, os.getpid).value
     worker.submit(function)
@@ -185,15 +176,6 @@ def test_progress_ends_silence(worker):
         silences.append(worker.silent_seconds)
     assert any(later < earlier for earlier, later in itertools.pairwise(silences))
     tell_progress()  # does nothing here
-
-
-def test_what_it_imports_first_is_no_silence(tmp_path, monkeypatch):
-    (tmp_path / "slow.py").write_text("import time; time.sleep(0.5)")
-    monkeypatch.syspath_prepend(tmp_path)
-    with Worker(tmp_path / "log.txt", preload=("slow",)) as worker:
-        worker.submit(time.sleep, 1)
-        silences = [worker.silent_seconds for _ in range(9) if worker.poll(0.1) is None]
-        assert silences[2] == 0.0 < max(silences)
 
 
 def test_what_is_printed_is_in_the_log_and_a_failed_import_is_an_outcome(tmp_path):
@@ -245,7 +227,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_main_defines_is_sent_to_a_loaders_process_and_back(tmp_path, method):
     (tmp_path / "train.py").write_text(SCRIPT)
     # Whoever imports the second one first fails.
@@ -265,20 +247,6 @@ def test_a_module_that_runs_the_study_as_it_is_imported_is_not_imported_in_the_w
     monkeypatch.syspath_prepend(tmp_path)
     assert "runs_it" not in importlib.import_module("runs_it").names
     assert "runs_it" in users_modules()
-
-
-def test_modules_are_named_while_others_are_imported(monkeypatch):
-    """A collection of garbage lets another thread import."""
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    gc.collect()
-    threshold = gc.get_threshold()
-    gc.callbacks.append(lambda phase, _: sys.modules.setdefault(f"{phase}{len(sys.modules)}"))
-    gc.set_threshold(5)
-    try:
-        assert users_modules()
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.pop()
 
 
 OWNER = """
