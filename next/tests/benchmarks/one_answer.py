@@ -99,13 +99,13 @@ def arguments(drawn, seed, folder):
         runs = law_table(law).runs
         table = str(folder / "law.jsonl")
         Path(table).write_text("".join(json.dumps(of_run(run)) + "\n" for run in runs))
-        goal, metric, poor = 0.1, "error", law.best_lr(256) / 16
+        goal, metric, poor = 0.1, "error", float(law.best_lr(256) / 16)
         lr = law.best_lr(256) / 2
         given = [f"target={metric} <= {goal}", "batch_size.low=8", "batch_size.high=4096"]
         given += ["baseline.batch_size=256", f"baseline.lr={lr:.4g}"]
     else:
         shipped = find_table(table)
-        goal, metric, poor = shipped.target.goal, shipped.target.metric, shipped.lrs[0]
+        goal, metric, poor = shipped.target.goal, shipped.target.metric, float(shipped.lrs[0])
         given = []
     if drawn["objective"] == "metric":
         given = [one for one in given if not one.startswith("target=")]
@@ -115,7 +115,7 @@ def arguments(drawn, seed, folder):
         given = [one for one in given if not one.startswith("target=")]
         given += [f"target={metric} <= {goal * factor:.3g}"]
     if drawn["baseline"] == "poor":
-        given += [f"baseline.lr={poor:.4g}"]
+        given += [f"baseline.lr={poor!r}"]
     uri = f"sqlite:///{folder}/mlflow.db" if seed % EVERY_MLFLOW == 0 else "null"
     return [
         "+workload=replay",
