@@ -47,6 +47,7 @@ BASELINES = ("none", "table", "poor")
 TARGETS = ("table", "table", "easier", "out of reach")
 TRIALS = (4, 12, 24, 40)
 MOST_NUMBERS = 30
+COMMANDS = ("Train", "Next")
 # The share of a step count that is drawn or printed with three digits.
 ROUNDED = 0.01
 # A median of a few new seeds lies off the curve's 90% band by so much at most.
@@ -301,7 +302,9 @@ def of_text(result, rows, records, folder):
     # A command's word is not broken.
     if any(" " in line.strip() and "=" not in line for line in wide):
         yield f"over 80 columns: {wide[0]}"
-    numbers = re.findall(r"(?<![\w.])[\d,.]*\d", "".join(text.split("Train ")[0]))
+    # A command has the numbers that its user gave.
+    said = [header(result), *(text for label, text in rows.items() if label not in COMMANDS)]
+    numbers = re.findall(r"(?<![\w.])[\d,.]*\d", " ".join(said))
     if len(numbers) > MOST_NUMBERS:
         yield f"{len(numbers)} numbers"
 
