@@ -35,6 +35,13 @@ MIXED_MULTIPLE = 8
 OF_EACH_TRIAL = ("batch_size", "lr", "learning_rate", "seed", "max_steps", "total_steps")
 
 
+# By mlflow 3.17.
+MLFLOW_SCHEMES = (
+    *("http", "https", "file", "databricks", "databricks-uc"),
+    *("sqlite", "postgresql", "mysql", "mssql"),
+)
+
+
 def _number(value: Any) -> Any:
     """Refuse what pydantic would turn into a number: True and '3'."""
     if isinstance(value, bool | str):
@@ -75,6 +82,17 @@ def _is_number(value: Any) -> bool:
 def _survey(value: Any) -> Any:
     """Take YAML's ``off``, which is a boolean, as the word."""
     return "off" if value is False else value
+
+
+def _tracking_uri(value: Any) -> Any:
+    """Refuse a scheme that mlflow has no store for; a folder has none."""
+    scheme, is_uri, _ = str(value).partition("://")
+    if is_uri and scheme.partition("+")[0] not in MLFLOW_SCHEMES:
+        raise ValueError(
+            "must be an MLflow server's address, such as http://host:5000, or a database's, such "
+            "as sqlite:///mlflow.db"
+        )
+    return value
 
 
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
@@ -177,7 +195,7 @@ class TrialOptions(BaselineOptions):
 class MlflowOptions(Section):
     """Where MLflow gets the study."""
 
-    uri: Text | None
+    uri: Annotated[Text | None, BeforeValidator(_tracking_uri)]
     """MLflow's tracking URI; null: log nothing."""
     experiment: Text
     """MLflow's experiment."""

@@ -30,6 +30,7 @@ FIXES = {
     "stopped early": "run more trials",
     "failed": "mend the error",
 }
+LEAST = {"min": "lowest", "max": "highest"}
 TRENDS = {
     "diverged": "most trials diverged",
     "still falling": "most trials were still falling",
@@ -76,9 +77,11 @@ def header(result: StudyResult) -> str:
         where += f" with {console.count(result.threads, 'thread')}"
     tried = console.count(result.configurations, "configuration")
     asked = str(result.target)
+    if result.seeks_metric:
+        asked = f"{LEAST[result.target.mode]} {result.target.metric}"
     if result.ran_for is not None:
         asked += f" by trials run for {result.ran_for}"
-    return f"{result.workload}, {asked}, {where}, {tried} (90% in brackets)"
+    return f"{result.workload}, {asked}, {where}, {tried} (90% intervals)"
 
 
 def render(result: StudyResult) -> str:
@@ -98,7 +101,7 @@ def _first(result: StudyResult) -> Row:
         text = critical_text(critical)
         if critical.linear_below is not None and critical.no_gain_above is not None:
             below, above = _whole(critical.linear_below), _whole(critical.no_gain_above)
-            text += f": linear below {below}, no gain above {above}"
+            text += f": perfect scaling below {below}, maximal data parallelism above {above}"
     return Row("Critical", text)
 
 
@@ -143,7 +146,7 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
     compared = result.other if _is_baseline(result, best) else result.baseline
     text = f"{_named(best)}: {metric} {_metric(best)}"
     if compared is not None:
-        text += f" for {_metric(compared)}"
+        text += f" instead of {_metric(compared)}"
     text += f" in {result.budget}"
     if improvement is not None:
         # Where the baseline is the best so far, it is better than the other one by as much.
@@ -176,7 +179,7 @@ def _budget(result: StudyResult) -> Iterator[str]:
     compared = result.other if _is_baseline(result, best) else result.baseline
     if compared is not None:
         name = "baseline" if _is_baseline(result, compared) else "best other"
-        text += f"; {name} {_took_budget(result, compared)}"
+        text += f"; {name} ({_pair(compared)}) {_took_budget(result, compared)}"
     yield f"{text}; {console.count(best.runs, 'new seed')} each"
 
 
@@ -237,7 +240,7 @@ def _runs(result: StudyResult) -> Iterator[str]:
     if best is None or not best.runs:
         return
     runs = _reached(best)
-    share = f"predicted {_share(best.predicted_share)}"
+    share = f"({_share(best.predicted_share)} predicted)"
     took_best = _took(result, best)
     name = "baseline"
     pair = ""
@@ -250,11 +253,11 @@ def _runs(result: StudyResult) -> Iterator[str]:
         if compared is not None:
             pair = f" ({_pair(compared)})"
     if compared is None or not compared.runs:
-        yield f"{took_best}; {runs} new seeds, {share}"
+        yield f"{took_best}; {runs} new seeds reached it {share}"
         return
-    seeds = f"{runs} new seeds each, {share}"
+    seeds = f"{runs} new seeds each reached it {share}"
     if _reached(compared) != runs:
-        seeds = f"{runs} new seeds ({share}), {name} {_reached(compared)}"
+        seeds = f"{runs} new seeds reached it {share}; {name} {_reached(compared)}"
     yield f"{took_best}; {name}{pair} {_took(result, compared)}; {seeds}"
 
 
@@ -272,7 +275,9 @@ def _also_good(result: StudyResult) -> Iterator[str]:
     alone = result.lr_alone
     if alone is not None:
         times = console.speedup(alone.speedup)
-        if result.speedup is not None and result.speedup.at_least:
+        if result.speedup is not None and times == console.speedup(result.speedup.value):
+            times = "as much"
+        elif result.speedup is not None and result.speedup.at_least:
             times = f"at least {times}"
         lr = console.number(alone.lr)
         parts.append(f"at your batch size, lr {lr} alone is predicted to give {times}")
@@ -282,7 +287,10 @@ def _also_good(result: StudyResult) -> Iterator[str]:
 
 def _scaling(result: StudyResult) -> Iterator[str]:
     if result.critical is not None:
-        yield "; ".join([f"critical {critical_text(result.critical)}", *noise_scale(result)])
+        text = f"critical {critical_text(result.critical)}"
+        if result.critical.interval.value is not None:
+            text += ", beyond which steps fall by half at most"
+        yield "; ".join([text, *noise_scale(result)])
 
 
 def noise_scale(result: StudyResult) -> Iterator[str]:
@@ -320,14 +328,15 @@ def _range(result: StudyResult) -> Iterator[str]:
             f"have a trial that reached the target"
         )
         if searched.to_add:
-            text += f", none around {console.sizes(searched.to_add)}"
+            text += f"; around {console.sizes(searched.to_add)} none did"
         yield text
 
 
 def rates(result: StudyResult) -> Iterator[str]:
     """Write how the best rate grows with batch size, and which scaling rules that allows."""
+    rules = ", ".join(f"scaling={rule}" for rule in result.allowed_rules) or "no scaling rule"
     for text in growth(result):
-        yield f"{text}, which allows {', '.join(result.allowed_rules) or 'no scaling rule'}"
+        yield f"{text}, as by {rules}"
 
 
 def growth(result: StudyResult) -> Iterator[str]:
@@ -335,7 +344,7 @@ def growth(result: StudyResult) -> Iterator[str]:
     exponent = result.lr_exponent
     if exponent is not None and exponent.value is not None:
         ends = brackets(exponent.low, exponent.high, "{:.2f}".format)
-        yield f"lr* grows as B^{exponent.value:.2f}{ends}"
+        yield f"the best lr grows as batch size^{exponent.value:.2f}{ends}"
 
 
 def _warnings(result: StudyResult) -> Iterator[str]:

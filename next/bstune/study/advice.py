@@ -252,7 +252,8 @@ def for_curve(
         return f"batch sizes {low:,} to {high:,}", options
     if is_narrow(ends_of_critical):
         return None
-    return more_time(plan, records) or ("more trials", {"trials": 2 * plan.trials})
+    trials = 2 * plan.trials
+    return more_time(plan, records) or (f"more trials, {trials} in all", {"trials": trials})
 
 
 def warnings_of(
@@ -313,7 +314,7 @@ def _of_curve(
         yield ResultWarning(
             kind="octave without a trial",
             fix=f"try {written_sizes(sizes)}",
-            state="no trial in the octave of the critical batch size reached the target",
+            state="the critical batch size is less sure, as no trial near it reached the target",
         )
 
 

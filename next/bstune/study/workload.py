@@ -26,6 +26,10 @@ TrainCommand = Callable[[int, float, int | None], str]
 length or the best metric in a budget is sought."""
 
 
+# Options that one run does not read.
+OF_SEARCH = ("trials", "seeds", "wall_seconds", "workers", "sampler")
+
+
 @dataclass(frozen=True)
 class Workload:
     """What is trained, from a config or from Python objects.
@@ -98,7 +102,8 @@ def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str
 def training_command(
     arguments: Sequence[str], batch_size: int, lr: float, steps: int | None
 ) -> str:
-    """The command that trains the best."""
+    """The command that trains the best; options of the search alone are left out."""
+    arguments = [word for word in arguments if word.partition("=")[0] not in OF_SEARCH]
     options: dict[str, object] = {"trial.batch_size": batch_size, "trial.lr": lr}
     if steps is not None:
         options["trial.steps"] = steps
