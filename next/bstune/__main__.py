@@ -27,23 +27,27 @@ usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
                         [lr_key=model.init_args.lr] [OPTION=VALUE ...]
        python -m bstune worker storage=URL study=NAME [OPTION=VALUE ...]
        python -m bstune survey +workload=NAME [OPTION=VALUE ...] [--json]
-       python -m bstune report FOLDER [target='val/loss <= 0.2'] [--json]
+       python -m bstune report FOLDER [target='val/loss <= 0.2']
+                        [budget.seconds=30] [--json]
        python -m bstune compare FOLDER FOLDER ... [--over parameters]
                         [--values STUDY=SIZE ...] [--output FOLDER] [--json]
 
 tune       find the batch size and learning rate that reach the target fastest
-lightning  tune what LightningCLI builds of a file, or main.py of it
-worker     train trials of a study in a storage, beside the processes there
+lightning  tune what LightningCLI builds from a file, or from main.py and a file
+worker     train trials of a study that another process began in that storage
 survey     measure which batch sizes fit, their step times and the roofline
-report     print a study's answer again, also for another target or budget
-compare    print studies beside each other; --output writes page and figure
+report     print a study's answer again, or its answer for another target or
+           budget
+compare    print studies side by side; --output also writes a page and a figure
 
-tune is the default, and goes on with a study that was begun.
+tune is the default verb. The same command continues a study. With
+trial.batch_size and trial.lr it trains once, without a study.
 
--m                a study for each of several values, such as seed=0,1
---json            print the result as JSON in place of the answer
---config-dir DIR  where your own workload/NAME.yaml lies
---cfg job         print the composed config and end
+-m                run one study for each combination of listed values, such as
+                  seed=0,1
+--json            print the result as JSON instead of the answer
+--config-dir DIR  folder in which your own workload/NAME.yaml lies
+--cfg job         print the composed config with all defaults, and end
 --version, --help
 
 Options, the same on the command line, in a workload's file and in Python:

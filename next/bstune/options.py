@@ -122,11 +122,11 @@ class BudgetOptions(Budget, Section):
     """When a trial that does not reach the target ends."""
 
     steps: Open[Count]
-    """Steps of a trial, at least; null: those of the Trainer, or by what the baseline reaches."""
+    """Most steps of a trial; null: by the Trainer's length, or by a short run of the baseline."""
     examples: Count
-    """Examples of a trial, at least."""
+    """Most examples of a trial; it ends once steps and examples are both spent."""
     seconds: Positive | None
-    """Training seconds of a trial, in place of steps and examples; null: these."""
+    """Most training seconds of a trial, in place of steps and examples; null: those count."""
 
     @model_validator(mode="before")
     @classmethod
@@ -143,31 +143,31 @@ class BatchSizeOptions(Section):
     """The range of batch sizes."""
 
     low: Open[Count]
-    """Smallest batch size; null: the baseline's over 16."""
+    """Smallest batch size; null: a sixteenth of the baseline's."""
     high: Open[Count]
-    """Largest batch size, up to the training set; null: 32 times the baseline's."""
+    """Largest batch size, at most the training set; null: 32 times the baseline's."""
     multiple: Count | None
-    """Batch sizes are multiples of it; null: 8 under mixed precision on CUDA, else 1."""
+    """All batch sizes are multiples of this; null: 8 under mixed precision on CUDA, else 1."""
 
 
 class LrOptions(Section):
     """The range of learning rates."""
 
     low: Positive | None
-    """Smallest learning rate; null: ten octaves below the scaling rule's."""
+    """Smallest learning rate; null: ten factors of 2 below the scaling rule's."""
     high: Positive | None
-    """Largest learning rate; null: ten octaves above the scaling rule's."""
+    """Largest learning rate; null: ten factors of 2 above the scaling rule's."""
 
 
 class BaselineOptions(Section):
     """What is used today, and what the answer is compared with."""
 
     batch_size: Count | None
-    """Batch size that is used today; null: the data's."""
+    """Batch size that you use today; null: the data's."""
     lr: Positive | None
-    """Learning rate that is used today; null: the module's."""
+    """Learning rate that you use today; null: the module's."""
     values: Values | None
-    """Further values that are used today, by name; null: the project's."""
+    """Further values that you use today, by name; null: the project's."""
 
     @property
     def pair(self) -> tuple[int, float] | None:
@@ -183,20 +183,20 @@ class TrialOptions(BaselineOptions):
     batch_size: Count | None
     """Train once at this batch size; null: a study."""
     lr: Positive | None
-    """Train once at this learning rate."""
+    """Train once at this learning rate; null: a study."""
     values: Values | None
     """Train once with these further values, by name; null: the project's."""
     steps: Count | None
-    """Steps of that run and its schedule; null: the budget's."""
+    """Steps of the one run and of its schedule; null: the budget's."""
     seed: Seed
-    """Seed of that run."""
+    """Seed of the one run."""
 
 
 class MlflowOptions(Section):
     """Where MLflow gets the study."""
 
     uri: Annotated[Text | None, BeforeValidator(_tracking_uri)]
-    """MLflow's tracking address; null: nothing is logged."""
+    """MLflow's tracking URI; null: log nothing."""
     experiment: Text
     """MLflow's experiment."""
 
@@ -207,9 +207,9 @@ class Options(Section):
     workload: Text | None
     """Name of the workload: a file of conf/workload, or of --config-dir."""
     objective: Literal["time", "steps", "curve", "metric"]
-    """What is sought: least time or fewest steps to the target, the curve, or the best metric."""
+    """time, steps: least to the target; curve: critical batch size; metric: best in the budget."""
     target: Open[Annotated[Target, BeforeValidator(_target)]]
-    """Metric and goal, such as 'val/loss <= 0.1', or 'min val/loss'; null: found in the project."""
+    """Metric and goal, such as 'val/loss <= 0.1' or 'min val/loss'; null: found in the project."""
     budget: BudgetOptions
     """When a trial that does not reach the target ends."""
     batch_size: BatchSizeOptions
@@ -219,69 +219,69 @@ class Options(Section):
     baseline: BaselineOptions
     """What is used today, and what the answer is compared with."""
     scaling: Rule | None
-    """Rule from batch size to learning rate that is expected; null: linear for SGD, else sqrt."""
+    """Rule for the rate: none, sqrt, linear, saturating, surge; null: linear for SGD, else sqrt."""
     tune: Annotated[
         tuple[str, ...] | dict[str, tuple[Number, Number]] | None, BeforeValidator(_tune)
     ]
-    """Further values that are searched: names of the workload's ranges, or names with ranges."""
+    """Further values to search: names of the workload's ranges, or names with ranges."""
     trials: Count | None
-    """Configurations of the search; null: 32, a grid's, or as many as wall_seconds allows."""
+    """Configurations of the search; null: 32, all of a grid, or what wall_seconds allows."""
     wall_seconds: Positive | None
-    """Seconds of this command, answer included; null: no limit."""
+    """Time limit of this command in seconds, answer included; null: none."""
     seeds: Annotated[int, BeforeValidator(_number), Field(ge=1, le=100)]
-    """New seeds that the best configuration and the baseline are run on."""
+    """New seeds on which the best configuration and the baseline run."""
     workers: Annotated[int, BeforeValidator(_number), Field(ge=0)]
-    """Trials at once, a process each with its share of the cores; 0: this process, to debug."""
+    """Trials at once, a process with its share of the cores each; 0: in this process, to debug."""
     sampler: Literal["frontier", "tpe", "gp", "random", "qmc", "grid"]
-    """What proposes configurations: the law, one of Optuna's samplers, or a grid of rates."""
+    """What proposes configurations: frontier (the law); Optuna's tpe, gp, qmc, random; grid."""
     seed: Seed
-    """Seed of the study, from which those of its trials follow."""
+    """Seed of the study, which sets the seeds of its trials."""
     study: Text | None
     """Name of the study; the same name continues it."""
     data: Node | None
-    """What builds the data: a _target_ and its arguments."""
+    """A _target_ that builds the data, and its arguments."""
     module: Node | None
-    """What builds the LightningModule: a _target_ and its arguments."""
+    """A _target_ that builds the LightningModule, and its arguments."""
     trainer: Node | None
     """Further arguments of Lightning's Trainer."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
     """Precision of Lightning's Trainer; auto: mixed on CUDA, 32-true on a CPU."""
     compile: Literal["default", "reduce-overhead", "max-autotune"] | None
-    """Mode of torch.compile; null: eager."""
+    """Mode of torch.compile, such as default; null: eager."""
     micro_batch_size: Count | Literal["auto"] | None
-    """Examples that a device takes at once, of larger batches; auto: what fits; null: the batch."""
+    """Examples that a device takes at once; auto: as many as fit; null: the whole batch."""
     algorithm: str | Node | None
-    """Optimizer in place of the workload's own: a file of conf/algorithm."""
+    """Optimizer that replaces the workload's own: a file of conf/algorithm."""
     schedule: str | Node | None
-    """Schedule in place of the workload's own: a file of conf/schedule."""
+    """Schedule that replaces the workload's own: a file of conf/schedule."""
     schedule_ends: Flag
-    """The schedule ends with its trial, so that its length is chosen."""
+    """Search the schedule's length, too: the schedule ends with its trial."""
     override_lr: Flag
     """Put the trial's rate into the optimizer's groups, for a project whose rate is a literal."""
     validation_batch_size: Literal["trial"] | None
-    """Batch size of validation; trial: each trial's own; null: the data's."""
+    """Batch size of validation; trial: the trial's; null: the data's."""
     trial_seconds: Positive | None
-    """Seconds after which a trial that says nothing is ended; null: no limit."""
+    """Seconds of silence after which a trial is ended; null: 60, or 20 times the longest so far."""
     noise_scale: Flag
     """Measure the gradient noise scale as well."""
     device: Literal["auto", "cpu", "cuda"]
     """Device of training; auto: CUDA where there is one."""
     devices: Count
-    """Devices that share each batch equally, a process each."""
+    """Devices that share each batch equally; each has a process."""
     threads: Count | None
-    """Threads of torch; null: torch's own number."""
+    """Threads of torch; null: those that the survey finds fastest, else torch's own number."""
     survey: Annotated[Literal["auto", "off", "refresh"], BeforeValidator(_survey)]
-    """Measure memory and step times first: where unknown, never, or again."""
+    """Measure memory and step times first; auto: where unknown; off: never; refresh: again."""
     survey_seconds: Positive
-    """Seconds of the survey, at most."""
+    """Most seconds of the survey."""
     memory_limit: Count | None
-    """Bytes of the device that may be used; null: what is free."""
+    """Most bytes of device memory to use; null: what is free."""
     trial: TrialOptions
     """One run in place of a study."""
     output: Text
     """Folder of the study's files."""
     storage: Text
-    """URL of Optuna's storage: SQLite, or PostgreSQL for several machines."""
+    """URL of Optuna's storage: SQLite on one machine, PostgreSQL on several."""
     data_root: Text
     """Folder of downloaded data."""
     mlflow: MlflowOptions
