@@ -33,7 +33,8 @@ def write_study(folder: StudyFolder, result: StudyResult, records: Records) -> N
     lines = [record.model_dump_json() + "\n" for record in records]
     write_text(folder.trials, "".join(lines))
     if result.best is not None:
-        best = result.best.model_dump(include=set(Configuration.model_fields))
+        fields = set(Configuration.model_fields)
+        best = result.best.model_dump(include=fields, exclude_defaults=True)
         if result.best.train_steps is not None:
             best["steps"] = result.best.train_steps
         write_text(folder.best, yaml.safe_dump({"trial": best}))
