@@ -99,7 +99,9 @@ def run(workload, kills, workers, seed, folder, url):
     statuses = [process.popen.wait() for process in processes]
     study, records = stored(url)
     lost += sum(records.get(number) != record for number, record in seen.items())
-    places = Counter(record.place for record in records.values())
+    # One that failed, as what hangs does, leaves its place free for another try.
+    failed = [number for number, record in records.items() if record.status == "failed"]
+    places = Counter(record.place for number, record in records.items() if number not in failed)
     searched = sorted(int(p.split("/")[1]) for p in places if p.startswith("search/"))
     return {
         "workload": workload,
@@ -113,6 +115,7 @@ def run(workload, kills, workers, seed, folder, url):
         "records": len(records),
         "asked_again": len(study.trials) - len(records),
         "lost": lost,
+        "failed": len(failed),
         "doubled": sum(count - 1 for count in places.values()),
         "gaps": len(set(range(len(searched))) - set(searched)),
         "running": sum(trial.state == optuna.trial.TrialState.RUNNING for trial in study.trials),
