@@ -125,6 +125,25 @@ class FakeTime:
         self.waited = 0.0
 
 
+def test_a_wait_between_the_readings_of_two_clocks_is_left_out_of_both():
+    """A process that is put aside for 9 s as a segment begins, and again as it ends."""
+    at = {"now": 0.0, "waited": 0.0}
+    held = iter([False, True, False, False, True, False, False, False])
+
+    def now():
+        if next(held, False):
+            at["now"] += 9.0
+            at["waited"] += 9.0
+        return at["now"]
+
+    clock = TrainingClock(now=now, waited=lambda: at["waited"])
+    for _ in range(3):
+        clock.start()
+        at["now"] += 2.0
+        clock.stop(steps=1)
+    assert [seconds for _, seconds in clock.segments] == pytest.approx([2.0, 2.0, 2.0])
+
+
 def test_the_clock_counts_training_alone_without_waits():
     time = FakeTime()
     synchronized = []

@@ -46,3 +46,13 @@ def test_nothing_is_run_or_loaded():
     assert text.index("<script") > text.rindex("alert")
     assert not re.findall(r"(?:src|href)=\"(?!#)", text)
     assert "default-src 'none'" in text
+
+
+def test_many_trials_are_one_bitmap_that_the_page_may_show():
+    many = [
+        record.model_copy(update={"number": number, "lr": record.lr * (1 + number / 1000)})
+        for number, record in enumerate(40 * records())
+    ]
+    text = page(result(), many, "")
+    assert "data:image/png;base64," in text
+    assert "img-src data:" in text

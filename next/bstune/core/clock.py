@@ -17,8 +17,10 @@ WARMUP_STEPS = 5
 # Blocks that a training's steps are divided into: the median over them leaves out a stall, and each
 # has its share of what an epoch's start costs.
 BLOCKS = 5
-# Least share of a segment that counts as running: the two clocks are not read at one moment.
+# Least share of a segment that counts as running: the two clocks are of different resolutions.
 LEAST_RUNNING = 0.01
+# The most times that both clocks are read for one moment.
+READINGS = 10
 NANOSECOND = 1e-9
 
 Segment = tuple[int, float]
@@ -49,8 +51,7 @@ class TrainingClock:
     def start(self) -> None:
         """Begin a segment; one that runs is begun again."""
         self._synchronize()
-        waited = self._waited()
-        self._began = self._now(), waited
+        self._began = self._read()
 
     def stop(self, steps: int, timed: int | None = None) -> None:
         """End the segment of ``steps`` optimizer steps; nothing if none was begun.
@@ -62,12 +63,22 @@ class TrainingClock:
         if self._began is None:
             return
         self._synchronize()
-        began, waited = self._began
-        elapsed = self._now() - began
-        running = max(elapsed - (self._waited() - waited), LEAST_RUNNING * elapsed)
+        began, waited_before = self._began
+        now, waited = self._read()
+        elapsed = now - began
+        running = max(elapsed - (waited - waited_before), LEAST_RUNNING * elapsed)
         self._began = None
         if steps > 0:
             self.segments.append((steps, running * steps / (timed or steps)))
+
+    def _read(self) -> tuple[float, float]:
+        """The time, and the waits up to it: a wait between the two readings reads both again."""
+        for _ in range(READINGS):
+            waited = self._waited()
+            now = self._now()
+            if self._waited() == waited:
+                break
+        return now, waited
 
     @property
     def seconds(self) -> float:

@@ -19,7 +19,7 @@ MOST_WARNINGS = 2
 # How the baseline's median run ended, where it did not reach the target.
 BASELINE_ENDS = {
     "budget": "did not reach the target in its whole budget",
-    "stopped": "was stopped before the target",
+    "stopped": "bstune stopped before the target",
     "failed": "failed",
 }
 # Where nothing reached the target: what to do about what most trials did.
@@ -344,7 +344,7 @@ def growth(result: StudyResult) -> Iterator[str]:
     exponent = result.lr_exponent
     if exponent is not None and exponent.value is not None:
         ends = brackets(exponent.low, exponent.high, "{:.2f}".format)
-        yield f"the best lr grows as batch size^{exponent.value:.2f}{ends}"
+        yield f"the best lr scales as batch size^{exponent.value:.2f}{ends}"
 
 
 def _warnings(result: StudyResult) -> Iterator[str]:

@@ -162,7 +162,7 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
     _scatter(rate_axes, RATE, trials, ("diverged",), CROSS)
     _draw_panel(rate_axes, RATE, result, trials)
     for text in growth(result):
-        rate_axes.set_title(text, fontsize=9, parse_math=False)
+        rate_axes.set_title(text, fontsize=8, parse_math=False)
     for axes in further:
         _draw_over_targets(axes, over_targets)
     draw_legend(figure, (steps_axes, rate_axes))

@@ -271,7 +271,7 @@ class StudyStorage:
         for trial in self._trials():
             if trial.number < number and _holds(trial, ask.place):
                 self._alive.remove(trial_id)
-                self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+                self._fail(trial_id)
                 return None
         return Spec(number=number, **ask.model_dump(exclude={"until"}))
 
@@ -298,7 +298,13 @@ class StudyStorage:
         trial = self._trial(spec.number)
         self._alive.discard(trial._trial_id)
         if trial.state == TrialState.RUNNING:
-            self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            self._fail(trial._trial_id)
+
+    def _fail(self, trial_id: int) -> None:
+        """End a trial as failed, unless another process has ended it just before."""
+        # Its UpdateFinishedTrialError, which Optuna 4.0 does not name.
+        with suppress(RuntimeError):
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     @contextmanager
     def heartbeats(self, apart: float = HEARTBEAT / 2) -> Iterator[None]:
@@ -344,7 +350,7 @@ class StudyStorage:
             if record is not None:
                 self._end(trial, record)
             elif _is_dead(trial.user_attrs.get(PROCESS, ""), ends_unknown):
-                self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+                self._fail(trial._trial_id)
         with _quiet():
             optuna.storages.fail_stale_trials(self.study)
 

@@ -69,8 +69,8 @@ class MlflowAddress:
     """Of the view that has the curves of all studies."""
 
     def __str__(self) -> str:
-        """Write both in one line."""
-        return self.url if self.command is None else f"{self.command}, then {self.url}"
+        """Write both, a line each."""
+        return self.url if self.command is None else f"{self.command}\n  then open {self.url}"
 
 
 def log_study(
