@@ -1,5 +1,6 @@
 """A study in Optuna's storage: claims, records, kills, settings, and what Optuna shows."""
 
+import json
 import math
 import multiprocessing
 import os
@@ -118,6 +119,21 @@ def test_a_trial_that_another_process_took_for_dead_is_dropped(tmp_path):
     assert [record.number for record in one.records()] == [again.number]
     # Its place is free for another try.
     assert other.claim(ask()).number == again.number + 1
+
+
+def test_a_record_that_came_through_after_its_trial_was_ended_is_none(tmp_path):
+    one, other = open_study(tmp_path), open_study(tmp_path)
+    spec = one.claim(ask())
+    other.abandon(spec)
+    row = one.study.trials[0]._trial_id, "record", json.dumps(record_of(spec).model_dump_json())
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database:
+        database.execute(
+            "INSERT INTO trial_user_attributes (trial_id, key, value_json) VALUES (?, ?, ?)", row
+        )
+        database.commit()
+    again = other.claim(ask())
+    other.finish(record_of(again))
+    assert [record.number for record in open_study(tmp_path).records()] == [again.number]
 
 
 def claim_and_die(folder, with_record):

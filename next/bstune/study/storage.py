@@ -495,8 +495,17 @@ def _spec_of(trial: FrozenTrial) -> Spec:
 
 
 def _record_of(trial: FrozenTrial) -> Record | None:
+    """The record of a trial that has one.
+
+    What a killed process had sent to a slow server may come through once another process has failed
+    the trial and asked its place again: that is no record.
+    """
     text = trial.user_attrs.get(RECORD)
-    return None if text is None else Record.model_validate_json(text)
+    record = None if text is None else Record.model_validate_json(text)
+    was_ended = trial.state == TrialState.FAIL
+    if record is not None and was_ended and _STATES[record.status] != TrialState.FAIL:
+        return None
+    return record
 
 
 def _is_running(trial: FrozenTrial) -> bool:

@@ -34,6 +34,7 @@ COMMANDS = {
     "replay": ["+workload=replay", "table=fashion_mlp", "trials=200"],
     "digits": ["+workload=digits", "trials=150"],
 }
+UNFIT = ("failed", "refused", "out of memory")
 # Seconds after the plan was printed within which a process is killed.
 LONGEST = 5.0
 
@@ -72,8 +73,14 @@ def stored(url):
     return study, {
         trial.number: Record.model_validate_json(trial.user_attrs["record"])
         for trial in study.trials
-        if "record" in trial.user_attrs
+        if "record" in trial.user_attrs and not came_late(trial)
     }
+
+
+def came_late(trial):
+    """Whether a record came through after another process had failed its trial."""
+    status = json.loads(trial.user_attrs["record"])["status"]
+    return trial.state == optuna.trial.TrialState.FAIL and status not in UNFIT
 
 
 def run(workload, kills, workers, seed, folder, url):

@@ -1,9 +1,9 @@
 """Gate *one answer*: no two statements of a study contradict each other.
 
-    python tests/benchmarks/one_answer.py [--seeds 200]
+    python tests/benchmarks/one_answer.py [--seeds 212]
 
 Each of 200 studies draws its table (recorded, or a synthetic law), its question (time, steps,
-curve, metric), a baseline (none, the table's, one with a poor rate), a target (the table's, easier,
+curve, metric), a baseline (none, the table's, one with a poor rate; in twelve more a good one), a target (the table's, easier,
 one that nothing reaches), the length of its search, new seeds and sampler. A row has what
 contradicts: line 1, the typed result, Train and best.yaml, the curve at the best and the baseline,
 B_crit on the drawn law, counts, page, and in one of ten studies MLflow.
@@ -46,6 +46,9 @@ OBJECTIVES = ("time", "steps", "curve", "metric")
 BASELINES = ("none", "table", "poor")
 TARGETS = ("table", "table", "easier", "out of reach")
 TRIALS = (4, 12, 24, 40)
+# From this seed on the baseline is what studies of the table have found, so that Keep is right.
+FIRST_GOOD = 200
+GOOD = {"fashion_mlp": (255, 0.0733), "mnist_mlp": (62, 0.214), "cifar_mlp": (429, 0.00128)}
 MOST_NUMBERS = 30
 COMMANDS = ("Train", "Next")
 # The share of a step count that is drawn or printed with three digits.
@@ -69,6 +72,9 @@ def measure(seed):
         "seeds": pick((1, 3)),
         "sampler": "grid" if rng.random() < 0.1 else "frontier",
     }
+    if seed >= FIRST_GOOD:
+        of_good = {"table": pick(list(GOOD)), "baseline": "good", "seeds": 3, "sampler": "frontier"}
+        drawn |= of_good | {"target": "none" if objective == "metric" else "table", "trials": 24}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
@@ -115,6 +121,9 @@ def arguments(drawn, seed, folder):
         factor = 1.3 if drawn["target"] == "easier" else 0.01
         given = [one for one in given if not one.startswith("target=")]
         given += [f"target={metric} <= {goal * factor:.3g}"]
+    if drawn["baseline"] == "good":
+        batch_size, lr = GOOD[drawn["table"]]
+        given += [f"baseline.batch_size={batch_size}", f"baseline.lr={lr}"]
     if drawn["baseline"] == "poor":
         given += [f"baseline.lr={poor!r}"]
     uri = f"sqlite:///{folder}/mlflow.db" if seed % EVERY_MLFLOW == 0 else "null"
@@ -169,7 +178,10 @@ def of_verdict(result, rows, records, folder):
         if gain.high is not None and gain.high < gain.value - 1e-9:
             yield f"the interval {gain.low} to {gain.high} leaves out {gain.value}"
     is_switch = gain is not None and gain.low is not None and gain.low > none
-    is_keep = gain is not None and gain.high is not None and gain.high < small
+    # Where nothing is better at all, no deviation is needed to say so.
+    is_keep = (
+        gain is not None and gain.high is not None and (gain.high < small or gain.high <= none)
+    )
     if (result.verdict == "switch") != is_switch and result.reached:
         yield f"{result.verdict} with {gain}"
     if result.verdict == "keep" and not is_keep:
@@ -349,7 +361,7 @@ def summary(rows):
 
 
 def main():
-    given = parser(__doc__, "one_answer.jsonl", seeds=200).parse_args()
+    given = parser(__doc__, "one_answer.jsonl", seeds=212).parse_args()
     add_rows(given, jobs_of(seed=range(given.seeds)), measure)
     print("\n".join(summary(read_rows(given.rows))))
 
