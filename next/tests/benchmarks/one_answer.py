@@ -3,10 +3,11 @@
     python tests/benchmarks/one_answer.py [--seeds 212]
 
 Each of 200 studies draws its table (recorded, or a synthetic law), its question (time, steps,
-curve, metric), a baseline (none, the table's, one with a poor rate; in twelve more a good one), a target (the table's, easier,
-one that nothing reaches), the length of its search, new seeds and sampler. A row has what
-contradicts: line 1, the typed result, Train and best.yaml, the curve at the best and the baseline,
-B_crit on the drawn law, counts, page, and in one of ten studies MLflow.
+curve, metric), a baseline (none, the table's, one with a poor rate), a target (the table's, easier,
+one that nothing reaches), the length of its search, new seeds and sampler. In twelve more the
+baseline is one that studies have found. A row has what contradicts: line 1, the typed result, Train
+and best.yaml, the curve at the best and the baseline, B_crit on the drawn law, counts, page, and in
+one of ten studies MLflow.
 """
 
 import html
