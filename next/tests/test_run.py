@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[1]
 def tune(folder, module=Model, **changes):
     """A study in this process, in a folder of its own, without MLflow."""
     places = {"output": str(folder / "out"), "storage": f"sqlite:///{folder}/study.db"}
-    # One that each rate which is found reaches on each seed.
-    own = {"workers": 0, "mlflow": {"uri": None}, "target": "val/loss <= 0.2"}
+    # Rates far below those that diverge, so that whatever is found reaches it on each seed.
+    own = {"workers": 0, "mlflow": {"uri": None}, "target": "val/loss <= 0.2", "lr": (0.005, 0.3)}
     options = ARGUMENTS | own | places | changes
     return bstune.tune(module, Data(), **options)
 
