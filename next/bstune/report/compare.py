@@ -162,6 +162,8 @@ def _differences(results: Sequence[StudyResult]) -> dict[str, tuple[str, ...]]:
         "target": [str(result.target) for result in results],
         "objective": [str(result.objective) for result in results],
         "device": [_device(result) for result in results],
+        "parameters": [f"{result.parameters:,}" if result.parameters else "" for result in results],
+        "examples": [f"{result.examples:,}" if result.examples else "" for result in results],
         "bstune": [result.bstune for result in results],
     }
     return {name: tuple(texts) for name, texts in seen.items() if len(set(texts)) > 1}
