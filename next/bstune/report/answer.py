@@ -70,18 +70,22 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def where(result: StudyResult) -> str:
+    """Write the device, and a CPU's threads: cpu with 1 thread."""
+    if result.device == "cpu" and result.threads:
+        return f"cpu with {console.count(result.threads, 'thread')}"
+    return result.device
+
+
 def header(result: StudyResult) -> str:
     """Write what was asked, where, and how much was tried."""
-    where = result.device
-    if where == "cpu" and result.threads:
-        where += f" with {console.count(result.threads, 'thread')}"
     tried = console.count(result.configurations, "configuration")
     asked = str(result.target)
     if result.seeks_metric:
         asked = f"{LEAST[result.target.mode]} {result.target.metric}"
     if result.ran_for is not None:
         asked += f" by trials run for {result.ran_for}"
-    return f"{result.workload}, {asked}, {where}, {tried} (90% intervals)"
+    return f"{result.workload}, {asked}, {where(result)}, {tried} (90% intervals)"
 
 
 def render(result: StudyResult) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bstune.core.errors import InputError
 from bstune.core.records import Frozen
-from bstune.report.answer import brackets, critical_text
+from bstune.report.answer import brackets, critical_text, where
 from bstune.study.result import Confirmed, Interval, StudyResult
 from bstune.system import console
 
@@ -161,17 +161,12 @@ def _differences(results: Sequence[StudyResult]) -> dict[str, tuple[str, ...]]:
         "workload": [result.workload for result in results],
         "target": [str(result.target) for result in results],
         "objective": [str(result.objective) for result in results],
-        "device": [_device(result) for result in results],
+        "device": [where(result) for result in results],
         "parameters": [f"{result.parameters:,}" if result.parameters else "" for result in results],
         "examples": [f"{result.examples:,}" if result.examples else "" for result in results],
         "bstune": [result.bstune for result in results],
     }
     return {name: tuple(texts) for name, texts in seen.items() if len(set(texts)) > 1}
-
-
-def _device(result: StudyResult) -> str:
-    threads = console.count(result.threads, "thread")
-    return f"{result.device} with {threads}" if result.device == "cpu" else result.device
 
 
 def power_law(
@@ -207,19 +202,18 @@ def power_law(
     x = np.log(list(sizes.values()))
     y = np.log([_value(results[name]) for name in sizes])
     # It takes a second to import.
+    from scipy.stats import linregress
     from scipy.stats import t as student
 
-    degrees = len(x) - 2
-    spread = float(np.sum((x - x.mean()) ** 2))
-    slope = float(np.sum((x - x.mean()) * (y - y.mean())) / spread)
-    misfit = y - y.mean() - slope * (x - x.mean())
-    deviation = math.sqrt(float(np.sum(misfit**2)) / degrees)
-    width = float(student.ppf(QUANTILE, degrees)) * deviation
+    # Around the mean the errors of slope and intercept are independent.
+    fit = linregress(x - x.mean(), y)
+    quantile = float(student.ppf(QUANTILE, len(x) - 2))
+    slope = float(fit.slope)
+    of_slope = quantile * float(fit.stderr)
     furthest = FURTHEST * max(sizes.values())
     beyond = math.log(furthest) - float(x.mean())
-    middle = float(y.mean()) + slope * beyond
-    error = width * math.sqrt(1 / len(x) + beyond**2 / spread)
-    of_slope = width / math.sqrt(spread)
+    middle = float(fit.intercept) + slope * beyond
+    error = math.hypot(quantile * float(fit.intercept_stderr), of_slope * beyond)
     return PowerLaw(
         over=over,
         values=sizes,
