@@ -136,6 +136,10 @@ def test_the_trained_best_is_a_model_of_the_study(logged, tmp_path):
     (model,) = client.search_logged_models([study.info.experiment_id])
     assert model.source_run_id == study.info.run_id
     assert model.params["batch_size"] == "118"
+    # A study that MLflow does not have is a warning, as what was trained is not lost.
+    other = StudyFolder(tmp_path)
+    assert log_weights(STUDY, RECORDS, other, checkpoint, **place) is not None
+    assert len(client.search_logged_models([study.info.experiment_id])) == 1
 
 
 def test_a_continued_study_has_one_run_and_no_trial_twice(outputs):

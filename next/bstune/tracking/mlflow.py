@@ -124,10 +124,16 @@ def log_weights(
     """
 
     def send(client: "MlflowClient") -> None:
+        from mlflow.exceptions import MlflowException
+
         experiment_id = _experiment_id(client, uri, experiment)
         study_id = _study_id(result, records, folder)
         query = f"{STUDIES} and tags.`{STUDY_TAG}` = '{study_id}'"
-        (run,) = client.search_runs([experiment_id], query, max_results=1)
+        runs = client.search_runs([experiment_id], query, max_results=1)
+        # It was down when the study ended.
+        if not runs:
+            raise MlflowException(f"it has no run of study {result.study}")
+        run = runs[0]
         best = result.best
         params = {} if best is None else {"batch_size": str(best.batch_size), "lr": str(best.lr)}
         # mlflow before 3.0 has no models of a run.
