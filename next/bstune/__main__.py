@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import importlib
 import os
 import sys
 import textwrap
@@ -17,9 +18,6 @@ from bstune import __version__
 from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.interruption import interruptible
 
-# By design.md; each comes in a version of its own.
-LATER = ("sweep",)
-
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
@@ -31,6 +29,7 @@ usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
                         [budget.seconds=30] [--json]
        python -m bstune compare FOLDER FOLDER ... [--over parameters]
                         [--values STUDY=SIZE ...] [--output FOLDER] [--json]
+       python -m bstune sweep [NAME [SETTING=VALUE ...]]
 
 tune       find the batch size and learning rate that reach the target fastest
 lightning  tune what LightningCLI builds from a file, or from main.py and a file
@@ -39,6 +38,7 @@ survey     measure which batch sizes fit, their step times and the roofline
 report     print a study's answer again, or its answer for another target or
            budget
 compare    print studies side by side; --output also writes a page and a figure
+sweep      reproduce a published experiment; without a name: list them
 
 tune is the default verb. The same command continues a study. With
 trial.batch_size and trial.lr it trains once, without a study.
@@ -185,6 +185,13 @@ def worker(arguments: Sequence[str]) -> int:
     return 0
 
 
+def sweep(arguments: Sequence[str]) -> int:
+    """Run a sweep, or list them."""
+    # They stand above the command line, which imports none of them by name.
+    importlib.import_module("bstune.sweeps.command").command(arguments)
+    return 0
+
+
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "tune": tune,
     "lightning": partial(tune, lightning=True),
@@ -192,6 +199,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "survey": survey,
     "report": report,
     "compare": compare,
+    "sweep": sweep,
 }
 
 
@@ -213,8 +221,6 @@ def main(arguments: Sequence[str]) -> int:
 def run(verb: str, arguments: Sequence[str]) -> int:
     """Run a verb, and print an error of bstune's in place of raising it; the status."""
     try:
-        if verb in LATER:
-            raise InputError(f"{verb} comes in a later version; this one has {' and '.join(VERBS)}")
         if verb not in VERBS:
             from bstune.system.console import guess
 

@@ -1,0 +1,65 @@
+"""The command of the sweeps, and the rows that each keeps."""
+
+import json
+
+import pytest
+
+from bstune.__main__ import main
+from bstune.core.errors import InputError
+from bstune.sweeps.rows import measured
+
+UNITS = [{"size": 1}, {"size": 2}, {"size": 3}]
+
+
+def squares(calls):
+    def measure(unit):
+        calls.append(unit["size"])
+        if unit["size"] in (2, 3) and len(calls) < 4:
+            raise KeyboardInterrupt
+        return {"square": unit["size"] ** 2}
+
+    return measure
+
+
+def test_rows_of_a_sweep_that_is_interrupted_twice(tmp_path):
+    path, calls = tmp_path / "new" / "rows.jsonl", []
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            measured(path, {"seed": 0}, UNITS, squares(calls))
+    # What a kill in the midst of a line leaves.
+    with path.open("a") as file:
+        file.write('{"size": 2, "squ')
+    table = measured(path, {"seed": 0}, UNITS, squares(calls))
+    assert calls == [1, 2, 2, 2, 3]
+    assert table.to_dict("list") == {"size": [1, 2, 3], "square": [1, 4, 9]}
+    assert [json.loads(line) for line in path.read_text().splitlines()][1:] == [
+        {"size": size, "square": size**2} for size in (1, 2, 3)
+    ]
+
+
+def test_rows_of_other_settings_are_refused(tmp_path):
+    measured(tmp_path / "rows", {"seed": 0}, UNITS, lambda unit: {})
+    with pytest.raises(InputError, match="other settings"):
+        measured(tmp_path / "rows", {"seed": 1}, UNITS, lambda unit: {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"],
+        ["vectorization", "sise=3"],
+        ["vectorization", "size=-3"],
+        ["vectorization", "size=[3"],
+        ["vectorization", "size"],
+    ],
+)
+def test_what_is_no_sweep_and_no_setting_is_refused(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_sweeps_are_listed_with_their_sources(capsys):
+    assert main(["sweep"]) == 0
+    assert "Dive into Deep Learning" in capsys.readouterr().out
