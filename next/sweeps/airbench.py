@@ -139,7 +139,9 @@ def run(
     device_name = resolve_device(device)
     if device_name == "cuda" and not torch.cuda.is_available():
         raise InputError("device=cuda needs a GPU: on a CPU give device=cpu width=8")
-    split = split_images(load_cifar10(options_from_python().data_root), "test", 0, 0, train_examples)
+    split = split_images(
+        load_cifar10(options_from_python().data_root), "test", 0, 0, train_examples
+    )
     tested = WholeBatches(*(part[:test_examples] for part in split.validation.tensors))
     data = on_device(replace(split, validation=tested), torch.device(device_name))
     n = len(data.train)
@@ -383,7 +385,9 @@ def optimizers(network: CifarNet, trial: Trial, recipe: Recipe) -> list[Optimize
     for kind, rate in recipe.rates.items():
         lr = rate * trial.lr / recipe.lr
         decay = shrink / lr
-        groups.append({"kind": kind, "params": kinds[kind], "initial_lr": lr, "weight_decay": decay})
+        groups.append(
+            {"kind": kind, "params": kinds[kind], "initial_lr": lr, "weight_decay": decay}
+        )
     of_muon: list[Optimizer] = []
     if recipe.muon is not None:
         of_filters = [groups.pop(0)]

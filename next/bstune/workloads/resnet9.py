@@ -177,7 +177,7 @@ class _GlobalMax(nn.Module):
     """The largest value of each channel; AdaptiveMaxPool2d has no deterministic gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(2).amax(dim=2)
+        return x.flatten(2).max(dim=2).values
 
 
 def sgd(
