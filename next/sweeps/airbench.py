@@ -5,12 +5,11 @@ https://github.com/KellerJordan/cifar10-airbench, and what
 https://github.com/hiverge/cifar10-speedrun (2025) describes; their numbers are in conf/sweep/.
 """
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,8 @@ from pandas import DataFrame
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 
 from bstune.config import options_from_python
 from bstune.core.clock import TrainingClock
@@ -36,7 +36,7 @@ from bstune.workloads.datasets import load_cifar10
 from bstune.workloads.images import Split, on_device, random_crop_flip, split_images
 from bstune.workloads.resnet9 import BatchNorm, whitening_filters
 
-GOAL = 0.06
+TARGET = Target("val/error", 0.06, "min")
 # Lookahead (Zhang et al. 2019, arXiv 1907.08610), as airbench94 has it.
 LOOKAHEAD_EVERY = 5
 LOOKAHEAD_DECAY = 0.95**5
@@ -46,21 +46,21 @@ EVALUATED = 500
 
 @dataclass(frozen=True)
 class MuonRecipe:
-    """Muon, which trains the filters.
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), for the filters.
 
     Args:
         momentum: Nesterov's.
-        coefficients: of the iteration that orthogonalises.
+        coefficients: of the three steps that orthogonalise.
         interval: steps between normalisations of the weights, at the start ...
         interval_growth: ... and how many more there are at the end.
-        decays: filters shrink in a step, too: by their rate times the share of other weights.
+        decay: as the recipe's, but times the rate.
     """
 
     momentum: float
     coefficients: tuple[float, float, float]
     interval: PositiveInt
     interval_growth: NonNegativeInt
-    decays: bool
+    decay: float
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Recipe:
 
     Args:
         batch_size, lr, epochs: that are published; an epoch has n // B batches.
-        rates: of kinds of weights at that ``lr``, for a loss that is summed over the batch.
+        rates: at that ``lr``, for a loss that is summed over the batch: of filters, of the head, of
+            norms' biases and of the first layer's bias.
         decay: share that a weight loses in a step at the peak, by example of the batch.
         momentum: Nesterov's, of SGD.
         knots, factors: of the schedule, joined by straight lines; knots are shares of the steps.
@@ -91,7 +92,7 @@ class Recipe:
     batch_size: PositiveInt
     lr: PositiveFloat
     epochs: PositiveFloat
-    rates: dict[Literal["filters", "head", "biases", "whitening"], PositiveFloat]
+    rates: tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
     decay: float
     momentum: float
     knots: list[float]
@@ -134,100 +135,75 @@ def run(
         train_examples, test_examples: of the data set; None: all.
 
     Returns:
-        Accuracy, and seconds as the sources count them: of whitening, training and one evaluation.
+        Accuracy in percent, and seconds as the sources count them: of whitening, training and one
+        evaluation.
     """
-    device_name = resolve_device(device)
-    if device_name == "cuda" and not torch.cuda.is_available():
+    name = resolve_device(device)
+    if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device=cuda needs a GPU: on a CPU give device=cpu width=8")
-    split = split_images(
-        load_cifar10(options_from_python().data_root), "test", 0, 0, train_examples
-    )
+    images = load_cifar10(options_from_python().data_root)
+    split = split_images(images, "test", 0, 0, train_examples)
     tested = WholeBatches(*(part[:test_examples] for part in split.validation.tensors))
-    data = on_device(replace(split, validation=tested), torch.device(device_name))
+    data = on_device(replace(split, validation=tested), torch.device(name))
     n = len(data.train)
     steps = math.ceil(recipe.epochs * (n // recipe.batch_size))
     if not steps:
         raise InputError(f"train_examples must be at least {recipe.batch_size}, but got {n}")
-    loop = partial(train, recipe=recipe, width=width, data=data)
+
+    def loop(trial: Trial) -> float:
+        torch.manual_seed(trial.seed)
+        return train(trial, recipe, CifarNet(width, recipe), data)
 
     def published(seed: int, steps: int) -> dict[str, Any]:
-        spec = Spec(
-            number=0,
-            place="published",
-            role="baseline",
-            batch_size=recipe.batch_size,
-            lr=recipe.lr,
-            seed=seed,
-            max_steps=steps,
-        )
+        pair: Any = {"batch_size": recipe.batch_size, "lr": recipe.lr}
+        spec = Spec(number=0, place="", role="baseline", seed=seed, max_steps=steps, **pair)
         trial = Trial(spec, Target("val/error", None, "min"), total_steps=steps)
-        return {"steps": steps, "seconds": loop(trial), "errors": trial.history}
+        seconds = loop(trial)
+        accuracy = 100.0 * (1.0 - trial.history[-1][1])
+        return {"steps": steps, "seconds": seconds, "accuracy": accuracy, "errors": trial.history}
 
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        # The first steps load libraries and try kernels.
-        published(seed=0, steps=2)
-        settings = {"device": device_name, "width": width, "n": n, "recipe": str(recipe)}
-        units: list[Unit] = [{"seed": seed} for seed in range(runs)]
-        rows = measured(
-            output / "rows.jsonl", settings, units, lambda unit: published(int(unit["seed"]), steps)
-        )
-        if trials:
-            print(_searched(output, recipe, trials, n, loop))
-    accuracies = 100.0 * (1.0 - np.array([errors[-1][1] for errors in rows.errors]))
-    table = {
-        "runs": runs,
-        "steps": steps,
-        "seconds": rows.seconds.median(),
-        "accuracy": accuracies.mean(),
-        "sd": accuracies.std(),
-    }
-    return DataFrame([table]), _figure(rows)
-
-
-def _searched(
-    output: Path, recipe: Recipe, trials: int, n: int, loop: Callable[[Trial], Any]
-) -> object:
-    """The answer of a study whose baseline is the published pair."""
-    study = Study(
-        output.name,
-        target=Target("val/error", GOAL, "min"),
-        baseline=(recipe.batch_size, recipe.lr),
-        batch_size=(recipe.batch_size // 8, min(4 * recipe.batch_size, n)),
-        # The published length has its mean over seeds at the goal: half of them miss it.
-        budget={"steps": 1, "examples": round(1.5 * recipe.epochs * n)},
-        trials=trials,
-        scaling="none",
-        schedule_ends=True,
-        output=str(output / "study"),
-        storage=f"sqlite:///{output}/study.db",
+    # The first steps load libraries and try kernels.
+    published(seed=0, steps=2)
+    settings = {"device": name, "width": width, "n": n, "recipe": str(recipe)}
+    units: list[Unit] = [{"seed": seed} for seed in range(runs)]
+    rows = measured(
+        output / "rows.jsonl", settings, units, lambda unit: published(int(unit["seed"]), steps)
     )
-    for trial in study:
-        run_trial(loop, trial)
-    return study.result
-
-
-def _figure(rows: DataFrame) -> Figure:
-    """Draw each run's error over its steps."""
+    if trials:
+        study = Study(
+            output.name,
+            target=TARGET,
+            baseline=(recipe.batch_size, recipe.lr),
+            batch_size=(recipe.batch_size // 8, min(4 * recipe.batch_size, n)),
+            # Half of the seeds miss the target in the published length.
+            budget={"steps": 1, "examples": round(1.5 * recipe.epochs * n)},
+            trials=trials,
+            scaling="none",
+            schedule_ends=True,
+            output=str(output / "study"),
+            storage=f"sqlite:///{output}/study.db",
+        )
+        for trial in study:
+            run_trial(loop, trial)
+        print(study.result)
     figure = Figure(layout="constrained")
     axes = figure.subplots()
     for errors in rows.errors:
-        axes.plot(*np.transpose(errors), marker=".")
-    axes.axhline(GOAL, color="grey", linestyle="--")
-    axes.set_yscale("log")
-    axes.set_xlabel("steps")
-    axes.set_ylabel("error on the test images")
-    return figure
+        axes.semilogy(*np.transpose(errors))
+    axes.set(xlabel="steps", ylabel="error on the test images")
+    numbers = rows[["steps", "seconds", "accuracy"]].describe()
+    return numbers.loc[["count", "mean", "std"]].reset_index(names=""), figure
 
 
-def train(trial: Trial, recipe: Recipe, width: int, data: Split) -> float:
-    """Train with the trial's batch size, rate and seed, and report the error after each epoch.
+def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> float:
+    """Train with the trial's batch size and rate, and report the error after each epoch.
 
-    In half precision on CUDA, else in float32.
+    In half precision on CUDA, but for the norms; else in float32.
 
     Args:
         trial: its schedule ends at ``total_steps``.
         recipe: all else.
-        width: channels of the first group of layers.
+        network: that is trained.
         data: on the device that trains.
 
     Returns:
@@ -235,36 +211,50 @@ def train(trial: Trial, recipe: Recipe, width: int, data: Split) -> float:
     """
     is_cuda = data.scale.is_cuda
     clock = TrainingClock(synchronize=torch.cuda.synchronize if is_cuda else lambda: None)
-    torch.manual_seed(trial.seed)
-    network = CifarNet(width, recipe).placed(data.scale.device)
-    dtype = network.head.weight.dtype
+    network.to(data.scale.device, torch.half if is_cuda else None)
+    for layer in network:
+        if isinstance(layer, BatchNorm):
+            layer.float()
     epoch = len(data.train) // trial.batch_size
+    bias_steps = math.ceil(recipe.bias_epochs * epoch)
     evaluation = 0.0
     clock.start()
-    first = data.train.tensors[0][: recipe.whitening_images]
-    network.whiten(normalised(first, data, torch.float32))
-    training = Training(network, trial, recipe, epoch)
-    stream = batches(data, trial.batch_size, recipe, dtype)
-    for images, labels in itertools.islice(stream, trial.max_steps):
-        training.step(images, labels)
-        if training.steps % epoch and training.steps < trial.max_steps:
+    network.whiten(normalised(data.train.tensors[0][: recipe.whitening_images], data))
+    stepped = optimizers(network, trial, recipe, bias_steps)
+    slow = [weight.clone() for weight in network.state]
+    stream = islice(batches(data, trial.batch_size, recipe), trial.max_steps)
+    for step, (images, labels) in enumerate(stream, 1):
+        network[0].bias.requires_grad_(step <= bias_steps)
+        logits = network(images)
+        smoothing = recipe.label_smoothing
+        loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+        loss.backward()
+        for one in stepped:
+            one.step()
+        network.zero_grad()
+        if recipe.lookahead:
+            if step % LOOKAHEAD_EVERY == 0:
+                kept = LOOKAHEAD_DECAY * (step / trial.total_steps) ** 3
+                torch._foreach_lerp_(slow, network.state, 1.0 - kept)
+            if step % LOOKAHEAD_EVERY == 0 or step == trial.total_steps:
+                torch._foreach_copy_(network.state, slow)
+        if step % epoch and step < trial.max_steps:
             continue
-        clock.stop(training.steps - trial.steps)
+        clock.stop(step - trial.steps)
         began = time.perf_counter()
         error = evaluated(network, data, recipe)
         evaluation = time.perf_counter() - began
-        if not trial.report(training.steps, error, clock.seconds):
+        if not trial.report(step, error, clock.seconds):
             break
         clock.start()
     return clock.seconds + evaluation
 
 
-class CifarNet(nn.Module):
+class CifarNet(nn.Sequential):
     """The network of all three sources: normalised images (N, 3, 32, 32) to logits (N, 10).
 
     Whitening and an activation; thrice convolution, pooling, norm, activation, convolution, norm
-    and activation; pooling and a linear layer. The first filters of a convolution start as the
-    identity.
+    and activation; pooling and a linear layer.
 
     Args:
         width: channels of the first group; the others have four times as many.
@@ -272,201 +262,126 @@ class CifarNet(nn.Module):
     """
 
     def __init__(self, width: int, recipe: Recipe) -> None:
-        super().__init__()
-        activation: Callable[[], nn.Module] = getattr(nn, recipe.activation)
-        norm = partial(
-            BatchNorm, ghost_size=None, scale=1.0, momentum=1.0 - recipe.norm_memory, eps=1e-12
-        )
-        self.whitening = nn.Conv2d(3, 24, 2)
-        self.whitening.weight.requires_grad_(False)
-        layers: list[nn.Module] = [self.whitening, nn.GELU()]
-        for inputs, outputs in ((24, width), (width, 4 * width), (4 * width, 4 * width)):
-            first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-            second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-            for convolution in (first, second):
-                nn.init.dirac_(convolution.weight.data[: convolution.in_channels])
-            layers += [first, nn.MaxPool2d(2), norm(outputs), activation()]
-            layers += [second, norm(outputs), activation()]
-        self.features = nn.Sequential(*layers, nn.MaxPool2d(3), nn.Flatten())
-        self.head = nn.Linear(4 * width, 10, bias=False)
-        self.logit_scale = recipe.logit_scale or 1.0 / (4 * width)
-        if recipe.logit_scale is None:
-            self.head.weight.data /= self.head.weight.data.std()
-        if not recipe.bias_fades:
-            nn.init.zeros_(self.whitening.bias)  # type: ignore[arg-type]
+        whitening = nn.Conv2d(3, 24, 2)
+        whitening.weight.requires_grad_(False)
+        layers: list[nn.Module] = [whitening, nn.GELU()]
+        for inputs, outputs in pairwise((24, width, 4 * width, 4 * width)):
+            for channels, pooling in ((inputs, [nn.MaxPool2d(2)]), (outputs, [])):
+                norm = BatchNorm(outputs, None, 1.0, momentum=1.0 - recipe.norm_memory, eps=1e-12)
+                activation = getattr(nn, recipe.activation)()
+                layers += [Filters(channels, outputs), *pooling, norm, activation]
+        head = nn.Linear(4 * width, 10, bias=False)
+        super().__init__(*layers, nn.MaxPool2d(3), nn.Flatten(), head)
+        self.logit_scale = recipe.logit_scale or 1.0 / head.in_features
+        with torch.no_grad():
+            if recipe.logit_scale is None:
+                head.weight /= head.weight.std()
+            if not recipe.bias_fades:
+                whitening.bias.zero_()
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits."""
-        logits: Tensor = self.head(self.features(images)) * self.logit_scale
-        return logits
+        return super().forward(images.to(self[0].weight)) * self.logit_scale
 
-    def placed(self, device: torch.device) -> "CifarNet":
-        """Move it to a device, on CUDA in half precision but for the norms."""
-        self.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if device.type == "cuda":
-            self.half()
-            for layer in self.modules():
-                if isinstance(layer, BatchNorm):
-                    layer.float()
-        return self
+    @property
+    def state(self) -> list[Tensor]:
+        """The weights and the running statistics."""
+        return [one for one in self.state_dict().values() if one.is_floating_point()]
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:
         """Set the first filters from normalised images, and their negations."""
         filters = whitening_filters(images, kernel_size=2, eps=5e-4)
-        self.whitening.weight.copy_(torch.cat([filters, -filters]))
-
-    def state(self) -> list[Tensor]:
-        """The weights and the running statistics."""
-        return [one for one in self.state_dict().values() if one.is_floating_point()]
+        self[0].weight.copy_(torch.cat([filters, -filters]))
 
 
-class Training:
-    """The steps of a network.
+class Filters(nn.Linear):
+    """Filters of 3 x 3 pixels, the rows of a matrix, as torch's Muon takes them.
 
-    Args:
-        network: that is trained.
-        trial, recipe: as of :func:`train`.
-        epoch: its steps.
+    The first ones start as the identity, one a channel.
     """
 
-    def __init__(self, network: CifarNet, trial: Trial, recipe: Recipe, epoch: int) -> None:
-        self.steps = 0
-        self._network = network
-        self._recipe = recipe
-        self._total_steps = trial.total_steps
-        self._bias_steps = math.ceil(recipe.bias_epochs * epoch)
-        self._optimizers = optimizers(network, trial, recipe)
-        self._slow = [weight.clone() for weight in network.state()]
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(9 * inputs, outputs, bias=False)
+        nn.init.dirac_(self.filters.data[:inputs])
 
-    def step(self, images: Tensor, labels: Tensor) -> None:
-        """Step by normalised images (B, 3, 32, 32) and their labels (B,)."""
-        network, recipe = self._network, self._recipe
-        network.whitening.bias.requires_grad_(self.steps < self._bias_steps)  # type: ignore[union-attr]
-        loss = functional.cross_entropy(
-            network(images), labels, label_smoothing=recipe.label_smoothing, reduction="sum"
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        knots = [int(knot * self._total_steps) for knot in recipe.knots]
-        factor = float(np.interp(self.steps, knots, recipe.factors))
-        fading = 1.0 - self.steps / self._bias_steps
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                fades = recipe.bias_fades and group["kind"] == "whitening"
-                group["lr"] = group["initial_lr"] * (fading if fades else factor)
-            optimizer.step()
-            optimizer.zero_grad()
-        self.steps += 1
-        if recipe.lookahead:
-            self._look_ahead()
+    @property
+    def filters(self) -> Tensor:
+        """The matrix as filters (outputs, inputs, 3, 3), in the memory format channels_last."""
+        return self.weight.view(self.out_features, 3, 3, -1).permute(0, 3, 1, 2)
 
-    def _look_ahead(self) -> None:
-        """Pull the weights to their slow copy, more strongly the later it is."""
-        weights = self._network.state()
-        is_due = self.steps % LOOKAHEAD_EVERY == 0
-        if is_due:
-            kept = LOOKAHEAD_DECAY * (self.steps / self._total_steps) ** 3
-            torch._foreach_lerp_(self._slow, weights, 1.0 - kept)
-        if is_due or self.steps == self._total_steps:
-            torch._foreach_copy_(weights, self._slow)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        """Compute images (N, outputs, H, W)."""
+        return functional.conv2d(input, self.filters, padding=1)
 
 
-def optimizers(network: CifarNet, trial: Trial, recipe: Recipe) -> list[Optimizer]:
-    """SGD, and Muon for the filters where the recipe has it; ``initial_lr`` is that of the peak."""
-    kinds = {
-        "filters": [one for one in network.parameters() if one.ndim == 4 and one.requires_grad],
-        "head": [network.head.weight],
-        "biases": [layer.bias for layer in network.modules() if isinstance(layer, BatchNorm)],
-        "whitening": [network.whitening.bias],
-    }
-    # An optimizer multiplies rate and decay: all weights shrink alike.
-    shrink = recipe.decay * trial.batch_size
-    groups: list[dict[str, Any]] = []
-    for kind, rate in recipe.rates.items():
+def optimizers(network: CifarNet, trial: Trial, recipe: Recipe, bias_steps: int) -> list[Any]:
+    """SGD, Muon for the filters where the recipe has it, and their schedules: all to be stepped."""
+    bias, *others, head = (weight for weight in network.parameters() if weight.requires_grad)
+    filters = [weight for weight in others if weight.ndim == 2]
+    norms = [weight for weight in others if weight.ndim == 1]
+    muon, knots = recipe.muon, [int(knot * trial.total_steps) for knot in recipe.knots]
+
+    def factor(step: int) -> float:
+        return float(np.interp(step, knots, recipe.factors))
+
+    def fading(step: int) -> float:
+        return 1.0 - step / bias_steps
+
+    groups = []
+    for weights, rate in zip((filters, [head], norms, [bias]), recipe.rates, strict=True):
         lr = rate * trial.lr / recipe.lr
-        decay = shrink / lr
-        groups.append(
-            {"kind": kind, "params": kinds[kind], "initial_lr": lr, "weight_decay": decay}
-        )
-    of_muon: list[Optimizer] = []
-    if recipe.muon is not None:
-        of_filters = [groups.pop(0)]
-        of_muon = [Muon(of_filters, recipe.muon, trial.total_steps, shrink * recipe.muon.decays)]
-    return [SGD(groups, momentum=recipe.momentum, nesterov=True), *of_muon]
+        # An optimizer multiplies rate and decay: all weights shrink alike.
+        decay = recipe.decay * trial.batch_size / lr
+        groups.append({"params": weights, "lr": lr, "weight_decay": decay})
+    schedules = [factor, factor, factor, fading if recipe.bias_fades else factor]
+    if muon is None:
+        sgd = SGD(groups, momentum=recipe.momentum, nesterov=True)
+        return [sgd, LambdaLR(sgd, schedules)]
+    sgd = SGD(groups[1:], momentum=recipe.momentum, nesterov=True)
+    decay = muon.decay * trial.batch_size
+    of_filters = NormalisingMuon(filters, muon, trial.total_steps, lr=trial.lr, weight_decay=decay)
+    return [sgd, of_filters, LambdaLR(sgd, schedules[1:]), LambdaLR(of_filters, factor)]
 
 
-class Muon(Optimizer):
-    """Steps filters by their orthogonalised momentum.
-
-    (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon.) m <- momentum m + g, w <- w -
-    lr O(g + momentum m), where O brings the singular values of a filter bank, a matrix with a row
-    for each filter, near 1. Some steps first bring w to the norm sqrt(rows).
+class NormalisingMuon(torch.optim.Muon):
+    """Muon that brings matrices to the norm sqrt(rows) before some of its steps.
 
     Args:
-        groups: one, of filters.
+        matrices: with no more rows than columns.
         recipe: of the momentum, the iteration and the normalisations.
         total_steps: of the training.
-        shrink: a step takes lr x shrink of each weight.
+        options: others of torch's Muon.
     """
 
     def __init__(
-        self, groups: list[dict[str, Any]], recipe: MuonRecipe, total_steps: int, shrink: float
+        self, matrices: list[Tensor], recipe: MuonRecipe, total_steps: int, **options: Any
     ) -> None:
-        super().__init__(groups, {})
+        of_iteration: Any = {"ns_coefficients": recipe.coefficients, "ns_steps": 3}
+        super().__init__(matrices, momentum=recipe.momentum, **of_iteration, **options)
         self._recipe = recipe
         self._total_steps = total_steps
-        self._shrink = shrink
         self._steps = self._normalised = 0
-        self._momenta = [torch.zeros_like(weight) for weight in groups[0]["params"]]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Step all filters."""
-        group, recipe = self.param_groups[0], self._recipe
-        weights, lr = group["params"], group["lr"]
+    def step(self, closure: Any = None) -> Any:
+        """Take a step."""
         self._steps += 1
-        gradients = [weight.grad for weight in weights]
-        torch._foreach_mul_(self._momenta, recipe.momentum)
-        torch._foreach_add_(self._momenta, gradients)
-        updates = torch._foreach_add(gradients, self._momenta, alpha=recipe.momentum)
-        growth = int(recipe.interval_growth * self._steps / self._total_steps)
-        if self._steps - self._normalised >= recipe.interval + growth:
+        growth = int(self._recipe.interval_growth * self._steps / self._total_steps)
+        if self._steps - self._normalised >= self._recipe.interval + growth:
             self._normalised = self._steps
-            for weight in weights:
-                weight.mul_(math.sqrt(len(weight)) / weight.norm())
-        torch._foreach_sub_(weights, orthogonalised(updates, recipe.coefficients), alpha=lr)
-        torch._foreach_mul_(weights, 1.0 - lr * self._shrink)
+            for matrix in self.param_groups[0]["params"]:
+                matrix *= math.sqrt(len(matrix)) / matrix.norm()
+        return super().step(closure)
 
 
-def orthogonalised(filters: Sequence[Tensor], coefficients: Sequence[float]) -> list[Tensor]:
-    """Bring the singular values of filter banks, (rows, ...), near 1, by three Newton-Schulz steps.
-
-    X <- a X + (b X X' + c (X X')^2) X from X = G/|G|, in bfloat16 on CUDA. All are padded to one
-    shape, so that one product serves all; it has no more rows than columns.
-    """
-    matrices = [one.flatten(1) for one in filters]
-    rows, columns = (max(sizes) for sizes in zip(*(one.shape for one in matrices), strict=True))
-    x = torch.stack(
-        [functional.pad(one, (0, columns - one.shape[1], 0, rows - len(one))) for one in matrices]
-    )
-    x = x.bfloat16() if x.is_cuda else x
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    a, b, c = coefficients
-    for _ in range(3):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    cut = [one[: len(like), : like.shape[1]] for one, like in zip(x, matrices, strict=True)]
-    return [one.reshape(like.shape).to(like) for one, like in zip(cut, filters, strict=True)]
+def normalised(images: Tensor, data: Split) -> Tensor:
+    """Normalise uint8 images, as float32 in the memory format channels_last."""
+    pixels = images.to(memory_format=torch.channels_last)
+    return pixels * data.scale + data.shift
 
 
-def normalised(images: Tensor, data: Split, dtype: torch.dtype) -> Tensor:
-    """Normalise uint8 images."""
-    return (images * data.scale + data.shift).to(dtype, memory_format=torch.channels_last)
-
-
-def batches(
-    data: Split, batch_size: int, recipe: Recipe, dtype: torch.dtype
-) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(data: Split, batch_size: int, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless epochs of n // B batches of normalised images and labels.
 
     An image is moved by up to two pixels, and mirrored in every other epoch (Jordan 2024); then its
@@ -477,11 +392,11 @@ def batches(
     is_mirrored = torch.rand(n, 1, device=device) < 0.5
     while True:
         for rows in torch.randperm(n, device=device).split(batch_size)[: n // batch_size]:
-            batch = normalised(images[rows], data, dtype)
+            batch = normalised(images[rows], data)
             batch = random_crop_flip(batch, padding=2, mirror=is_mirrored[rows])
             shift, stretch = 2.0 * torch.rand(2, batch_size, 1, 1, 1, device=device) - 1.0
             batch = (batch + recipe.brightness * shift) * (1.0 + recipe.contrast * stretch)
-            yield batch.to(dtype), labels[rows]
+            yield batch, labels[rows]
         is_mirrored = ~is_mirrored
 
 
@@ -493,23 +408,20 @@ def evaluated(network: CifarNet, data: Split, recipe: Recipe) -> float:
     down and to the right, and up and to the left, and of the mirror images of these.
     """
 
-    def moved(images: Tensor) -> Tensor:
+    def views(images: Tensor) -> Tensor:
         padded = functional.pad(images, [1] * 4, mode="reflect")
-        views = [padded[..., :-2, :-2], padded[..., 2:, 2:]]
-        mirrored = [view.flip(-1) for view in views]
-        return torch.stack([network(view) for view in views + mirrored]).mean(dim=0)
-
-    def each(call: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        return torch.cat([call(part) for part in images.split(EVALUATED)])
+        unmoved, *moved = (
+            network(view) + network(view.flip(-1))
+            for view in (images, padded[..., :-2, :-2], padded[..., 2:, 2:])
+        )
+        return recipe.unmoved * unmoved + (1.0 - recipe.unmoved) * sum(moved) / 2
 
     network.eval()
     test_images, labels = data.validation.tensors
-    images = normalised(test_images, data, network.head.weight.dtype)
-    logits = each(network, images)
+    images = normalised(test_images, data)
+    logits = torch.cat([network(part) for part in images.split(EVALUATED)])
     confidence = logits.float().softmax(dim=1).amax(dim=1)
     unsure = confidence.topk(int(recipe.unsure * len(images)), largest=False).indices
-    few = images[unsure]
-    unmoved = 0.5 * logits[unsure] + 0.5 * each(lambda part: network(part.flip(-1)), few)
-    logits[unsure] = recipe.unmoved * unmoved + (1.0 - recipe.unmoved) * each(moved, few)
+    logits[unsure] = torch.cat([views(part) for part in images[unsure].split(EVALUATED)])
     network.train()
-    return int((logits.argmax(dim=1) != labels).sum()) / len(labels)
+    return float((logits.argmax(dim=1) != labels).sum()) / len(labels)

@@ -66,7 +66,9 @@ class BatchNorm(nn.BatchNorm2d):
         statistics = torch.zeros(2, groups * channels, device=input.device)
         weight, bias = self.weight.repeat(groups), self.bias.repeat(groups)
         # By a momentum of 1 the statistics become this batch's.
-        output = functional.batch_norm(grouped, *statistics, weight, bias, True, 1.0, self.eps)
+        output = functional.batch_norm(
+            grouped, statistics[0], statistics[1], weight, bias, True, 1.0, self.eps
+        )
         running = [self.running_mean, self.running_var]
         averaged = statistics.view(2, groups, channels).mean(dim=1)
         torch._foreach_lerp_(running, list(averaged), self.momentum)  # type: ignore[arg-type]
@@ -81,15 +83,14 @@ def whitening_filters(images: Tensor, kernel_size: int, eps: float) -> Tensor:
     """
     size = images.shape[1] * kernel_size**2
     moments = torch.zeros(size, size, dtype=torch.float64, device=images.device)
-    for chunk in images.float().split(CHUNK):
+    for chunk in torch.split(images.float(), CHUNK):
         patches = functional.unfold(chunk, kernel_size)
         moments += (patches @ patches.mT).double().sum(dim=0)
     moments /= len(images) * patches.shape[2]
     # A CPU is faster at so small a matrix.
     values, vectors = torch.linalg.eigh(moments.cpu())
     filters = vectors / (values.clamp(min=0.0) + eps).sqrt()
-    of_largest_first = filters.T.flip(0).view(size, -1, kernel_size, kernel_size)
-    return of_largest_first.to(images)
+    return filters.T.flip(0).view(size, -1, kernel_size, kernel_size).to(images)
 
 
 @lru_cache
@@ -100,10 +101,10 @@ def whitening(data: LabelledImages, images: int, kernel_size: int, eps: float) -
 
 
 class ResNet9(nn.Module):
-    """Images (N, 3, H, W) to logits (N, 10); H and W are at least 8 pixels.
+    """Images (N, 3, 32, 32) to logits (N, 10).
 
     A convolution, three convolutions with pooling of which the first and the third carry a residual
-    branch of two convolutions, global max-pooling and a linear layer without bias.
+    branch of two convolutions, max-pooling of all pixels and a linear layer without bias.
 
     Args:
         width: channels of the first layer; the others are 2, 4 and 8 times as wide.
@@ -151,7 +152,8 @@ class ResNet9(nn.Module):
             *block(2 * width, 4 * width, pooled=True),
             *block(4 * width, 8 * width, pooled=True),
             residual(8 * width),
-            _GlobalMax(),
+            nn.MaxPool2d(4),
+            nn.Flatten(),
             nn.Linear(8 * width, 10, bias=False),
         )
         self.logit_scale = logit_scale
@@ -169,15 +171,8 @@ class ResNet9(nn.Module):
 class _Residual(nn.Sequential):
     """x plus what the layers make of x."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)
-
-
-class _GlobalMax(nn.Module):
-    """The largest value of each channel; AdaptiveMaxPool2d has no deterministic gradient."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(2).max(dim=2).values
+    def forward(self, input: Tensor) -> Any:  # noqa: A002 (torch's name)
+        return input + super().forward(input)
 
 
 def sgd(
