@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from pandas import DataFrame
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bstune.config import options_from_python
@@ -159,8 +160,9 @@ def run(
         spec = Spec(number=0, place="", role="baseline", seed=seed, max_steps=steps, **pair)
         trial = Trial(spec, Target("val/error", None, "min"), total_steps=steps)
         seconds = loop(trial)
-        accuracy = 100.0 * (1.0 - trial.history[-1][1])
-        return {"steps": steps, "seconds": seconds, "accuracy": accuracy, "errors": trial.history}
+        record = trial.record()
+        accuracy = 100.0 * (1.0 - record.finite_values[-1])
+        return {"steps": steps, "seconds": seconds, "accuracy": accuracy, "errors": record.history}
 
     # The first steps load libraries and try kernels.
     published(seed=0, steps=2)
@@ -212,7 +214,7 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
     is_cuda = data.scale.is_cuda
     clock = TrainingClock(synchronize=torch.cuda.synchronize if is_cuda else lambda: None)
     network.to(data.scale.device, torch.half if is_cuda else None)
-    for layer in network:
+    for layer in network.modules():
         if isinstance(layer, BatchNorm):
             layer.float()
     epoch = len(data.train) // trial.batch_size
@@ -224,11 +226,11 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
     slow = [weight.clone() for weight in network.state]
     stream = islice(batches(data, trial.batch_size, recipe), trial.max_steps)
     for step, (images, labels) in enumerate(stream, 1):
-        network[0].bias.requires_grad_(step <= bias_steps)
+        network.whitening.bias.requires_grad_(step <= bias_steps)  # type: ignore[union-attr]
         logits = network(images)
         smoothing = recipe.label_smoothing
         loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         for one in stepped:
             one.step()
         network.zero_grad()
@@ -250,7 +252,7 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
     return clock.seconds + evaluation
 
 
-class CifarNet(nn.Sequential):
+class CifarNet(nn.Module):
     """The network of all three sources: normalised images (N, 3, 32, 32) to logits (N, 10).
 
     Whitening and an activation; thrice convolution, pooling, norm, activation, convolution, norm
@@ -262,26 +264,28 @@ class CifarNet(nn.Sequential):
     """
 
     def __init__(self, width: int, recipe: Recipe) -> None:
-        whitening = nn.Conv2d(3, 24, 2)
-        whitening.weight.requires_grad_(False)
-        layers: list[nn.Module] = [whitening, nn.GELU()]
+        super().__init__()
+        self.whitening = nn.Conv2d(3, 24, 2)
+        self.whitening.weight.requires_grad_(False)
+        layers: list[nn.Module] = [nn.GELU()]
         for inputs, outputs in pairwise((24, width, 4 * width, 4 * width)):
             for channels, pooling in ((inputs, [nn.MaxPool2d(2)]), (outputs, [])):
                 norm = BatchNorm(outputs, None, 1.0, momentum=1.0 - recipe.norm_memory, eps=1e-12)
                 activation = getattr(nn, recipe.activation)()
                 layers += [Filters(channels, outputs), *pooling, norm, activation]
         head = nn.Linear(4 * width, 10, bias=False)
-        super().__init__(*layers, nn.MaxPool2d(3), nn.Flatten(), head)
+        self.layers = nn.Sequential(*layers, nn.MaxPool2d(3), nn.Flatten(), head)
         self.logit_scale = recipe.logit_scale or 1.0 / head.in_features
-        with torch.no_grad():
-            if recipe.logit_scale is None:
-                head.weight /= head.weight.std()
-            if not recipe.bias_fades:
-                whitening.bias.zero_()
+        if recipe.logit_scale is None:
+            head.weight.data /= head.weight.data.std()
+        if not recipe.bias_fades:
+            nn.init.zeros_(self.whitening.bias)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits."""
-        return super().forward(images.to(self[0].weight)) * self.logit_scale
+        whitened = self.whitening(images.to(self.whitening.weight))
+        logits: Tensor = self.layers(whitened) * self.logit_scale
+        return logits
 
     @property
     def state(self) -> list[Tensor]:
@@ -292,7 +296,7 @@ class CifarNet(nn.Sequential):
     def whiten(self, images: Tensor) -> None:
         """Set the first filters from normalised images, and their negations."""
         filters = whitening_filters(images, kernel_size=2, eps=5e-4)
-        self[0].weight.copy_(torch.cat([filters, -filters]))
+        self.whitening.weight.copy_(torch.cat([filters, -filters]))
 
 
 class Filters(nn.Linear):
@@ -320,28 +324,30 @@ def optimizers(network: CifarNet, trial: Trial, recipe: Recipe, bias_steps: int)
     bias, *others, head = (weight for weight in network.parameters() if weight.requires_grad)
     filters = [weight for weight in others if weight.ndim == 2]
     norms = [weight for weight in others if weight.ndim == 1]
-    muon, knots = recipe.muon, [int(knot * trial.total_steps) for knot in recipe.knots]
-
-    def factor(step: int) -> float:
-        return float(np.interp(step, knots, recipe.factors))
-
-    def fading(step: int) -> float:
-        return 1.0 - step / bias_steps
-
     groups = []
     for weights, rate in zip((filters, [head], norms, [bias]), recipe.rates, strict=True):
         lr = rate * trial.lr / recipe.lr
         # An optimizer multiplies rate and decay: all weights shrink alike.
         decay = recipe.decay * trial.batch_size / lr
         groups.append({"params": weights, "lr": lr, "weight_decay": decay})
-    schedules = [factor, factor, factor, fading if recipe.bias_fades else factor]
-    if muon is None:
-        sgd = SGD(groups, momentum=recipe.momentum, nesterov=True)
-        return [sgd, LambdaLR(sgd, schedules)]
-    sgd = SGD(groups[1:], momentum=recipe.momentum, nesterov=True)
-    decay = muon.decay * trial.batch_size
-    of_filters = NormalisingMuon(filters, muon, trial.total_steps, lr=trial.lr, weight_decay=decay)
-    return [sgd, of_filters, LambdaLR(sgd, schedules[1:]), LambdaLR(of_filters, factor)]
+    made: list[Optimizer] = []
+    if recipe.muon is not None:
+        of_muon = {"lr": trial.lr, "weight_decay": recipe.muon.decay * trial.batch_size}
+        made.append(NormalisingMuon(filters, recipe.muon, trial.total_steps, **of_muon))
+        del groups[0]
+    made.append(SGD(groups, momentum=recipe.momentum, nesterov=True))
+    knots = [int(knot * trial.total_steps) for knot in recipe.knots]
+
+    def factor(step: int, fades: bool) -> float:
+        if fades and recipe.bias_fades:
+            return 1.0 - step / bias_steps
+        return float(np.interp(step, knots, recipe.factors))
+
+    schedules = []
+    for one in made:
+        of_bias = [group["params"][0] is bias for group in one.param_groups]
+        schedules.append(LambdaLR(one, [partial(factor, fades=fades) for fades in of_bias]))
+    return [*made, *schedules]
 
 
 class NormalisingMuon(torch.optim.Muon):
@@ -355,7 +361,7 @@ class NormalisingMuon(torch.optim.Muon):
     """
 
     def __init__(
-        self, matrices: list[Tensor], recipe: MuonRecipe, total_steps: int, **options: Any
+        self, matrices: list[nn.Parameter], recipe: MuonRecipe, total_steps: int, **options: Any
     ) -> None:
         of_iteration: Any = {"ns_coefficients": recipe.coefficients, "ns_steps": 3}
         super().__init__(matrices, momentum=recipe.momentum, **of_iteration, **options)
@@ -372,7 +378,7 @@ class NormalisingMuon(torch.optim.Muon):
             self._normalised = self._steps
             for matrix in self.param_groups[0]["params"]:
                 matrix *= math.sqrt(len(matrix)) / matrix.norm()
-        return super().step(closure)
+        return super().step(closure)  # type: ignore[no-untyped-call]
 
 
 def normalised(images: Tensor, data: Split) -> Tensor:
@@ -391,7 +397,7 @@ def batches(data: Split, batch_size: int, recipe: Recipe) -> Iterator[tuple[Tens
     n, device = len(labels), labels.device
     is_mirrored = torch.rand(n, 1, device=device) < 0.5
     while True:
-        for rows in torch.randperm(n, device=device).split(batch_size)[: n // batch_size]:
+        for rows in torch.split(torch.randperm(n, device=device), batch_size)[: n // batch_size]:
             batch = normalised(images[rows], data)
             batch = random_crop_flip(batch, padding=2, mirror=is_mirrored[rows])
             shift, stretch = 2.0 * torch.rand(2, batch_size, 1, 1, 1, device=device) - 1.0
@@ -410,18 +416,16 @@ def evaluated(network: CifarNet, data: Split, recipe: Recipe) -> float:
 
     def views(images: Tensor) -> Tensor:
         padded = functional.pad(images, [1] * 4, mode="reflect")
-        unmoved, *moved = (
-            network(view) + network(view.flip(-1))
-            for view in (images, padded[..., :-2, :-2], padded[..., 2:, 2:])
-        )
-        return recipe.unmoved * unmoved + (1.0 - recipe.unmoved) * sum(moved) / 2
+        of_views = (images, padded[..., :-2, :-2], padded[..., 2:, 2:])
+        unmoved, *moved = (network(view) + network(view.flip(-1)) for view in of_views)
+        return torch.lerp((moved[0] + moved[1]) / 2, unmoved, recipe.unmoved)
 
     network.eval()
     test_images, labels = data.validation.tensors
     images = normalised(test_images, data)
-    logits = torch.cat([network(part) for part in images.split(EVALUATED)])
+    logits = torch.cat([network(part) for part in torch.split(images, EVALUATED)])
     confidence = logits.float().softmax(dim=1).amax(dim=1)
     unsure = confidence.topk(int(recipe.unsure * len(images)), largest=False).indices
-    logits[unsure] = torch.cat([views(part) for part in images[unsure].split(EVALUATED)])
+    logits[unsure] = torch.cat([views(part) for part in torch.split(images[unsure], EVALUATED)])
     network.train()
     return float((logits.argmax(dim=1) != labels).sum()) / len(labels)

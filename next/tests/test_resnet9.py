@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from bstune.sweeps.command import SWEEPS
 from bstune.sweeps.dawnbench import Rung, run
-from bstune.workloads.resnet9 import BatchNorm, sgd, whitening_filters
+from bstune.workloads.resnet9 import BatchNorm, whitening_filters
 from bstune.workloads.schedules import piecewise_linear
 
 
@@ -39,14 +39,6 @@ def test_groups_are_normalised_alone():
     torch.testing.assert_close([layer.running_mean, layer.running_var], [means, variances])
     with pytest.raises(ValueError, match="multiple=3"):
         layer(images[:5])
-
-
-def test_biases_learn_faster_and_shrink_alike():
-    model = nn.Linear(2, 2)
-    groups = sgd(model.parameters(), 0.5, bias_rate=64.0, weight_decay=0.1).param_groups
-    assert [group["lr"] for group in groups] == [0.5, 32.0]
-    assert [group["lr"] * group["weight_decay"] for group in groups] == [0.05, 0.05]
-    assert groups[1]["params"][0] is model.bias
 
 
 def test_a_triangle_wastes_no_step():

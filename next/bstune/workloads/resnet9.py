@@ -90,7 +90,8 @@ def whitening_filters(images: Tensor, kernel_size: int, eps: float) -> Tensor:
     # A CPU is faster at so small a matrix.
     values, vectors = torch.linalg.eigh(moments.cpu())
     filters = vectors / (values.clamp(min=0.0) + eps).sqrt()
-    return filters.T.flip(0).view(size, -1, kernel_size, kernel_size).to(images)
+    of_largest_first: Tensor = filters.T.flip(0)
+    return of_largest_first.view(size, -1, kernel_size, kernel_size).to(images)
 
 
 @lru_cache
@@ -168,11 +169,16 @@ class ResNet9(nn.Module):
         return logits
 
 
-class _Residual(nn.Sequential):
+class _Residual(nn.Module):
     """x plus what the layers make of x."""
 
-    def forward(self, input: Tensor) -> Any:  # noqa: A002 (torch's name)
-        return input + super().forward(input)
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.branch(x)
+        return out
 
 
 def sgd(
