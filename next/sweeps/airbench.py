@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
+from torch.backends import cudnn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -156,8 +157,15 @@ def run(
         return train(trial, recipe, CifarNet(width, recipe), data)
 
     def published(seed: int, steps: int) -> dict[str, Any]:
-        pair: Any = {"batch_size": recipe.batch_size, "lr": recipe.lr}
-        spec = Spec(number=0, place="", role="baseline", seed=seed, max_steps=steps, **pair)
+        spec = Spec(
+            number=0,
+            place="published",
+            role="baseline",
+            batch_size=recipe.batch_size,
+            lr=recipe.lr,
+            seed=seed,
+            max_steps=steps,
+        )
         trial = Trial(spec, Target("val/error", None, "min"), total_steps=steps)
         seconds = loop(trial)
         record = trial.record()
@@ -197,6 +205,7 @@ def run(
     return numbers.loc[["count", "mean", "std"]].reset_index(names=""), figure
 
 
+@cudnn.flags(enabled=True, benchmark=True)
 def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> float:
     """Train with the trial's batch size and rate, and report the error after each epoch.
 
@@ -224,21 +233,20 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
     network.whiten(normalised(data.train.tensors[0][: recipe.whitening_images], data))
     stepped = optimizers(network, trial, recipe, bias_steps)
     slow = [weight.clone() for weight in network.state]
+    criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing, reduction="sum")
     stream = islice(batches(data, trial.batch_size, recipe), trial.max_steps)
     for step, (images, labels) in enumerate(stream, 1):
         network.whitening.bias.requires_grad_(step <= bias_steps)  # type: ignore[union-attr]
-        logits = network(images)
-        smoothing = recipe.label_smoothing
-        loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
-        loss.backward()  # type: ignore[no-untyped-call]
+        criterion(network(images), labels).backward()
         for one in stepped:
             one.step()
         network.zero_grad()
         if recipe.lookahead:
-            if step % LOOKAHEAD_EVERY == 0:
+            is_due = step % LOOKAHEAD_EVERY == 0
+            if is_due:
                 kept = LOOKAHEAD_DECAY * (step / trial.total_steps) ** 3
                 torch._foreach_lerp_(slow, network.state, 1.0 - kept)
-            if step % LOOKAHEAD_EVERY == 0 or step == trial.total_steps:
+            if is_due or step == trial.total_steps:
                 torch._foreach_copy_(network.state, slow)
         if step % epoch and step < trial.max_steps:
             continue
