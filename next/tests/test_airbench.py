@@ -1,7 +1,6 @@
 """The loop of CIFAR-10's speed records: its parts beside closed forms, and each recipe in small."""
 
 import json
-import math
 import os
 
 import numpy as np
@@ -11,7 +10,7 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from bstune.__main__ import main
-from bstune.sweeps.airbench import MuonRecipe, NormalisingMuon, Recipe, batches
+from bstune.sweeps.airbench import Recipe, batches
 from bstune.sweeps.command import SWEEPS
 from bstune.workloads.batches import WholeBatches
 from bstune.workloads.images import Split
@@ -42,21 +41,6 @@ def test_an_image_is_mirrored_in_every_other_epoch():
     assert 0 < epochs[0].sum() < 40
     assert (epochs[1] == ~epochs[0]).all()
     assert (epochs[2] == epochs[0]).all()
-
-
-def test_matrices_are_normalised_ever_more_seldom():
-    matrix = torch.nn.Parameter(torch.eye(4, 9))
-    of_matrices = MuonRecipe(0.6, (3.4, -4.7, 2.0), interval=2, interval_growth=15, decay=0.0)
-    muon = NormalisingMuon([matrix], of_matrices, total_steps=40, lr=0.0, weight_decay=0.0)
-    due = []
-    for step in range(1, 41):
-        matrix.data *= 3.0
-        matrix.grad = torch.ones(4, 9)
-        muon.step()
-        if matrix.norm().item() == pytest.approx(math.sqrt(4)):
-            due.append(step)
-    # 2 >= 2 + 0, 3 >= 2 + 1, 5 >= 2 + 3, 8 >= 2 + 6 and 13 >= 2 + 11 steps after the one before.
-    assert due == [2, 5, 10, 18, 31]
 
 
 @pytest.mark.skipif("BSTUNE_DATA" not in os.environ, reason="BSTUNE_DATA is not set")

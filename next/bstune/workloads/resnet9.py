@@ -157,7 +157,7 @@ class ResNet9(nn.Module):
             nn.Flatten(),
             nn.Linear(8 * width, 10, bias=False),
         )
-        # The faster memory format, of weights and images: 0.70 s for 0.87 a step of 64 images on a CPU.
+        # 0.70 s for 0.87 a step of 64 images on a CPU, where the images are in this format, too.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.logit_scale = logit_scale
         self.mirrored = mirrored
