@@ -230,9 +230,13 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
     bias_steps = math.ceil(recipe.bias_epochs * epoch)
     evaluation = 0.0
     clock.start()
-    network.whiten(normalised(data.train.tensors[0][: recipe.whitening_images], data))
+    first = normalised(data.train.tensors[0][: recipe.whitening_images], data)
+    filters = whitening_filters(first, kernel_size=2, eps=5e-4)
+    network.whitening.weight.data.copy_(torch.cat([filters, -filters]))
     stepped = optimizers(network, trial, recipe, bias_steps)
-    slow = [weight.clone() for weight in network.state]
+    # Running statistics, too.
+    fast = [one for one in network.state_dict().values() if one.is_floating_point()]
+    slow = [weight.clone() for weight in fast]
     criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing, reduction="sum")
     stream = islice(batches(data, trial.batch_size, recipe), trial.max_steps)
     for step, (images, labels) in enumerate(stream, 1):
@@ -245,9 +249,9 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
             is_due = step % LOOKAHEAD_EVERY == 0
             if is_due:
                 kept = LOOKAHEAD_DECAY * (step / trial.total_steps) ** 3
-                torch._foreach_lerp_(slow, network.state, 1.0 - kept)
+                torch._foreach_lerp_(slow, fast, 1.0 - kept)
             if is_due or step == trial.total_steps:
-                torch._foreach_copy_(network.state, slow)
+                torch._foreach_copy_(fast, slow)
         if step % epoch and step < trial.max_steps:
             continue
         clock.stop(step - trial.steps)
@@ -263,8 +267,8 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
 class CifarNet(nn.Module):
     """The network of all three sources: normalised images (N, 3, 32, 32) to logits (N, 10).
 
-    Whitening and an activation; thrice convolution, pooling, norm, activation, convolution, norm
-    and activation; pooling and a linear layer.
+    Whitening, whose filters :func:`train` sets, and an activation; thrice convolution, pooling,
+    norm, activation, convolution, norm and activation; pooling and a linear layer.
 
     Args:
         width: channels of the first group; the others have four times as many.
@@ -294,17 +298,6 @@ class CifarNet(nn.Module):
         whitened = self.whitening(images.to(self.whitening.weight))
         logits: Tensor = self.layers(whitened) * self.logit_scale
         return logits
-
-    @property
-    def state(self) -> list[Tensor]:
-        """The weights and the running statistics."""
-        return [one for one in self.state_dict().values() if one.is_floating_point()]
-
-    @torch.no_grad()
-    def whiten(self, images: Tensor) -> None:
-        """Set the first filters from normalised images, and their negations."""
-        filters = whitening_filters(images, kernel_size=2, eps=5e-4)
-        self.whitening.weight.copy_(torch.cat([filters, -filters]))
 
 
 class Filters(nn.Linear):
