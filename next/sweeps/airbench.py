@@ -411,8 +411,8 @@ def batches(data: Split, batch_size: int, recipe: Recipe) -> Iterator[tuple[Tens
 def evaluated(network: CifarNet, data: Split, recipe: Recipe) -> float:
     """Compute the error on the test images.
 
-    The logits of the unsure ones are a mean over views: of the image, of the image moved by a pixel
-    down and to the right, and up and to the left, and of the mirror images of these.
+    The logits of the unsure ones are a weighted sum over views: of the image, of the image moved by
+    a pixel down and to the right, and up and to the left, and of the mirror images of these.
     """
 
     def views(images: Tensor) -> Tensor:
