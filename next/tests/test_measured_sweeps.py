@@ -24,8 +24,8 @@ def test_ways_to_multiply_and_to_gather(tmp_path):
     for call in calls:
         torch.testing.assert_close(call(), whole)
         call().zero_()
-    in_order, *others = (call() for _, call in vectorization.gathers(KIB).values())
-    assert all(other.sort().values.equal(in_order) for other in others)
+    for _, call in vectorization.gathers(KIB).values():
+        assert call().sort().values.equal(torch.arange(KIB * 256.0))
     settings = {"size": SIZE, "block": 4, "gathered_kib": KIB, "rounds": 2, "seconds": 1e-3}
     table, _ = vectorization.run(tmp_path, device="cpu", **settings)
     work = [2e-9 * SIZE**3] * 5 + [1e-9 * KIB * 2**10] * 3
