@@ -30,6 +30,7 @@ def test_ways_to_multiply_and_to_gather(tmp_path):
     table, _ = vectorization.run(tmp_path, device="cpu", **settings)
     work = [2e-9 * SIZE**3] * 5 + [1e-9 * KIB * 2**10] * 3
     np.testing.assert_allclose(table["rate"] * table["seconds"], work)
+    assert table["seconds"].between(table["low"], table["high"]).all()
 
 
 def test_a_layer_s_step_has_the_gradients_of_its_products():
