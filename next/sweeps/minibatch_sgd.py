@@ -84,7 +84,8 @@ def run(
         row = {**run.model_dump(), "seeds": seeds, "ms a step": 1e3 * tau}
         row["last loss"] = losses.iloc[:, -1].median()
         row[f"steps to {level}"] = steps.median()
-        table.append({**row, "seconds": steps.median() * tau})
+        row[f"seconds to {level}"] = steps.median() * tau
+        table.append(row)
         low, middle, high = losses.quantile([0.25, 0.5, 0.75]).to_numpy()
         for axes, each in zip(panels, (run.batch_size, tau), strict=True):
             axes.plot(losses.columns * each, middle, label=f"B = {run.batch_size}, lr {run.lr:g}")
