@@ -67,7 +67,7 @@ def run(
     options = [f"+data.row_by_row={row_by_row}", f"output={output}/runs"]
     trained = measured(
         output / "rows.jsonl",
-        {"options": options},
+        {"row_by_row": row_by_row},
         in_rounds(units, seeds),
         partial(train, options),
     )

@@ -5,6 +5,7 @@ size whose FLOPs per byte lie below ops:byte, peak over bandwidth, is bound by m
 and a step's FLOPs, bytes and seconds, are those of bstune's survey.
 """
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ def run(output: Path, *, workloads: list[str], options: list[str]) -> tuple[pd.D
         steps["attained"] = gigaflops / steps["seconds"]
         steps["attainable"] = gigaflops / steps.index.map(roofline.allowed_seconds)
         steps[["attained", "attainable"]].plot(ax=axes, style=["o-", "--"], loglog=True, grid=True)
-        axes.set(title=survey["workload"], ylabel="GFLOP/s")
+        turn = roofline.compute_bound_from or math.inf
+        title = f"{survey['workload']}: memory below B = {turn:.3g}"
+        axes.set(title=title, ylabel="GFLOP/s")
         tables[survey["workload"]] = steps
     return pd.concat(tables, names=["workload"]).reset_index(), figure
 
