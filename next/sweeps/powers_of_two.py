@@ -104,10 +104,10 @@ def run(
         table = measured(rows, settings, visits(sizes, rounds, seed), step_time)
     by_round = table.pivot(index="round", columns="batch_size", values="seconds")
     compared = with_neighbours(batch_sizes)
-    near = [size for size in (below, 2 * below) if size in sizes]
+    near = sorted({below, 2 * below} & {*sizes} - {largest})
     compared += [Comparison([largest], [size], str(size)) for size in near]
     results = summary(by_round, compared, confidence)
-    return results, draw(results, f"{workload} {' '.join(options)}, {rounds} rounds")
+    return results, draw(results, ", ".join([workload, *options, f"{rounds} rounds"]))
 
 
 def visits(sizes: Sequence[int], rounds: int, seed: int) -> Iterator[Unit]:
