@@ -30,7 +30,7 @@ from bstune.study.once import survey_once
 from bstune.sweeps.rows import Unit, measured
 from bstune.trial.worker import Worker, call, value_of
 
-# Seconds that a process may say nothing for.
+# Seconds that the survey may take, and that a process may say nothing for.
 PATIENCE = 600.0
 
 
@@ -71,7 +71,8 @@ def run(
     Raises:
         InputError: the workload does not take a batch size.
     """
-    command = [f"+workload={workload}", *options, "batch_size.multiple=1"]
+    own = [f"survey_seconds={PATIENCE:g}", "batch_size.multiple=1"]
+    command = [f"+workload={workload}", *own, *options]
     settings = {"command": command}
     composed = compose([*command, f"memory_limit={memory_limit}"])
     project = workload_from_config(composed, command)
