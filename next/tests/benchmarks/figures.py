@@ -27,11 +27,12 @@ def written(text, rows, values):
 
     Args:
         text: with places for the values.
-        rows: a file of ``rows/``, or a path from ``next/``.
+        rows: a file of ``rows/``, or the path of a sweep's from ``next/``, without its settings.
         values: a function that takes the rows.
     """
     path = NEXT / rows if "/" in rows else ROWS / rows
-    return [text.format(*one) for one in values(read_rows(path))]
+    measured = [row for row in read_rows(path) if "settings" not in row]
+    return [text.format(*one) for one in values(measured)]
 
 
 def stands(text, readme):
@@ -90,7 +91,6 @@ def held(rows, part, by, truth):
     return (low.le(true) & high.ge(true)).groupby(table[by]).agg(["sum", "count"]).itertuples()
 
 
-MEDIANS, RATIO = " {:.2f}; {:.2f} |", " {:.3f} ({:.3f} to {:.3f}) |"
 GATES = "tests/benchmarks/README.md"
 FIGURES = [
     (
@@ -132,6 +132,12 @@ FIGURES = [
     ),
     (GATES, coverage.GATE, "coverage_new.jsonl", lambda rows: [coverage.gate(rows)]),
     (GATES, "| {} |" + 3 * " {}, {}, {} |", "coverage_new.jsonl", covered),
+    (
+        GATES,
+        "old intervals {1}, {4} and {7} hold",
+        "coverage_old.jsonl",
+        lambda rows: [[*covered(rows)][-1]],
+    ),
     (GATES, "| {} | {} | {} |", "further_values.jsonl", further_values.summary),
     (GATES, "| {} | {} | {} | {} | {} |", "metric.jsonl", metric.summary),
     (
@@ -149,9 +155,7 @@ FIGURES = [
         GATES,
         "{}",
         "schedule_lengths_new.jsonl",
-        lambda rows: [
-            [*schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD))][-1:],
-        ],
+        lambda rows: [[*schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD))][-1:]],
     ),
     (
         GATES,
