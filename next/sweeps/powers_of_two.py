@@ -178,7 +178,7 @@ def draw(results: DataFrame, title: str) -> Figure:
             colour = VERMILION if is_power else GREY
             axes.errorbar(place, row.value, reach, fmt="o", color=colour, capsize=3)
         names = rows.batch_size.str.cat(rows.against, sep="\n")
-        axes.set_xticks(range(len(rows)), names, rotation=45)
+        axes.set_xticks(range(len(rows)), names, rotation=90)
     left.set(xlabel="batch size", ylabel="microseconds an example")
     right.axhline(0.0, color="black", linewidth=0.8)
     right.set(xlabel="batch size and what it is compared with", ylabel="percent more an example")
