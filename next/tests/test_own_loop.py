@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from own_loops import loss, study, train
-from refusals import refused
+from refusals import as_yaml, refused, rows
 from small import Data, Model, examples
 
 import bstune
@@ -95,7 +95,7 @@ def train_on(trial, _):
 
 
 @pytest.mark.parametrize(
-    ("body", "save", "is_resumed"),
+    "body, save, is_resumed",
     [
         (train, folder_of, True),
         (train, lambda path, step: None, False),
@@ -122,7 +122,7 @@ def test_what_is_saved_is_resumed(body, save, is_resumed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reports", "words"),
+    "reports, words",
     [
         ([], "trial.report(step, value)"),
         ([(4, 1.0), (2, 1.0)], "trial.first_step"),
@@ -136,46 +136,40 @@ def test_a_loop_that_reports_wrongly_is_told_the_line_to_write(reports, words, t
                 trial.report(*report)
 
 
-VALUES = {"batch_size": 16, "lr": 0.05, "values": {"dropout": 0.1}}
 # Options -> what holds for each trial.
 ASKED = {
-    "metric": (
-        {"objective": "metric", "target": "min val/loss", "budget": 60},
-        lambda trial: trial.total_steps == 60 and trial.status != "reached",
+    "objective: metric, target: min val/loss, budget: 60": lambda trial: (
+        trial.total_steps == 60 and trial.status != "reached"
     ),
-    "schedule": (
-        {"schedule_ends": True},
-        lambda trial: trial.total_steps == trial.max_steps and not trial.worth_saving,
+    "schedule_ends: true": lambda trial: (
+        trial.total_steps == trial.max_steps and not trial.worth_saving
     ),
-    "values": (
-        {"tune": {"dropout": (0, 0.5)}, "baseline": VALUES},
-        lambda trial: 0 <= trial.values["dropout"] <= 0.5,
+    "tune: {dropout: [0, 0.5]}, baseline: {batch_size: 16, lr: 0.05, values: {dropout: 0.1}}": (
+        lambda trial: 0 <= trial.values["dropout"] <= 0.5
     ),
 }
 
 
-@pytest.mark.parametrize("case", ASKED)
-def test_what_is_asked_is_what_trials_are(case, tmp_path):
-    options, holds = ASKED[case]
-    own = study(tmp_path, **options)
+@pytest.mark.parametrize("options", ASKED)
+def test_what_is_asked_is_what_trials_are(options, tmp_path):
+    own = study(tmp_path, **as_yaml(options))
     for trial in islice(own, 4):
         train(trial)
-        assert holds(trial)
-    assert own.result.objective == options.get("objective", "steps")
+        assert ASKED[options](trial)
 
 
-WRONG = [
-    ({"target": None, "budget": None, "baseline": None}, "target, budget, baseline, missing"),
-    ({"tune": {"dropout": (0, 0.5)}}, "baseline, values, dropout"),
-    ({"precision": "bf16-mixed", "survey": "off"}, "precision, survey, bstune.tune"),
-    ({"trails": 3}, "trails, trials"),
-]
+WRONG = rows("""
+target: null, budget: null, baseline: null | target, budget, baseline, missing
+tune: {dropout: [0, 0.5]} | baseline, values, dropout
+precision: bf16-mixed, survey: off | precision, survey, bstune.tune
+trails: 3 | trails, trials
+""")
 
 
-@pytest.mark.parametrize(("changes", "words"), WRONG)
+@pytest.mark.parametrize("changes, words", WRONG)
 def test_what_is_missing_or_of_no_use_is_told_at_once(changes, words, tmp_path):
     with refused(words):
-        study(tmp_path, **changes)
+        study(tmp_path, **as_yaml(changes))
     assert list(tmp_path.iterdir()) == []
 
 
