@@ -39,30 +39,26 @@ def test_the_law_is_fitted_over_all_batch_sizes_that_reached():
 
 def test_regimes_and_the_law_go_with_the_printed_value():
     found = critical((8, 32, 128, 512), 64.0, 1.5)
-    value = found.interval.value
-    assert (found.interval.low, value, found.interval.high) == pytest.approx((64 / 1.5, 64, 96))
+    ends = found.interval.low, found.interval.value, found.interval.high
+    assert ends == pytest.approx((64 / 1.5, 64, 96))
     assert (found.linear_below, found.no_gain_above) == pytest.approx((64 / 9, 576))
-    assert found.s_min is not None
     assert (found.smallest, found.largest) == (8, 512)
 
 
-# Trials that reached, B_crit and its factor of uncertainty -> low and high of the interval.
-OPEN = [
-    ((8, 16), 64.0, 1.5, 8, None),  # all beyond the trials: an octave below the largest is claimed
-    ((8, 16, 32), 24.0, 8.0, 3, None),  # its high end, 192, lies over 4 times the largest
-    ((256, 512), 64.0, 1.5, None, 512),
-    ((64,), 64.0, 6.0, None, None),
-]
-
-
-@pytest.mark.parametrize(("sizes", "b_crit", "factor", "low", "high"), OPEN)
-def test_an_end_that_no_trial_bounds_is_open(sizes, b_crit, factor, low, high):
-    found = critical(sizes, b_crit, factor)
-    assert found.interval.value is None
-    assert (found.s_min, found.linear_below, found.no_gain_above) == (None, None, None)
-    for end, expected in ((found.interval.low, low), (found.interval.high, high)):
-        assert (end is None) == (expected is None)
-        assert end is None or end == pytest.approx(expected)
+# Trials that reached, B_crit's factor of uncertainty about 64 -> low and high of the interval.
+@pytest.mark.parametrize(
+    "sizes, factor, low, high",
+    [
+        ((8, 16), 1.5, 8, None),  # all beyond the trials: an octave below the largest is claimed
+        ((8, 16, 32), 8.0, 8, None),  # its high end lies over 4 times the largest
+        ((256, 512), 1.5, None, 512),
+        ((64,), 6.0, None, None),
+    ],
+)
+def test_an_end_that_no_trial_bounds_is_open(sizes, factor, low, high):
+    found = critical(sizes, 64.0, factor)
+    assert (found.interval.value, found.s_min, found.linear_below) == (None, None, None)
+    assert (found.interval.low, found.interval.high) == pytest.approx((low, high))
 
 
 class Bent(Workload):

@@ -10,9 +10,7 @@ from bstune.core.errors import InputError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
-from bstune.study.critical import critical_batch_size, is_narrow
 from bstune.study.deadline import Deadline
-from bstune.study.estimates import answer_posterior
 from bstune.study.field import field_of
 from bstune.study.next_step import fatal_error, next_step
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
@@ -73,21 +71,24 @@ def ran(number, ask):
 SEARCHED = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status="missed")]
 
 
-def test_the_baseline_comes_first():
+def test_the_baseline_comes_first_then_the_first_free_place_of_the_search():
     ask = following([])
     assert (ask.role, ask.place, ask.batch_size, ask.lr) == ("baseline", "baseline", 64, 0.4)
-    assert ask.max_steps == math.ceil(60_000 / 64)
-    assert ask.seed == trial_seed(0, "baseline")
+    assert (ask.max_steps, ask.seed) == (math.ceil(60_000 / 64), trial_seed(0, "baseline"))
     assert ask.first_evaluation == 46  # a twentieth of its budget
+    # A fifth of the time that is left.
+    assert following([], 5.0, **LIMITED).until == 25.0
     assert following([], baseline=None).place == "search/0"
-
-
-def test_the_search_takes_the_first_free_place():
-    records = [of_baseline(), searched(2, "search/1")]
-    ask = following(records, trials=9)
+    ask = following([of_baseline(), searched(2, "search/1")], trials=9)
     assert (ask.place, ask.role, ask.seed) == ("search/0", "search", trial_seed(0, "search/0"))
-    # The same records plan the same step.
-    assert following(records, 99.0, trials=9) == ask
+    running = [Spec(**searched(2, "search/1").model_dump(include=set(Spec.model_fields)))]
+    assert following(SEARCHED[:2], running=running) == Wait()
+
+
+@pytest.mark.parametrize("status", ["out of memory", "refused"])
+def test_sizes_that_do_not_fit_are_no_configurations(status):
+    records = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status=status)]
+    assert following(records).place == "search/2"
 
 
 def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
@@ -106,55 +107,39 @@ def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
     assert following(records) == Done()
 
 
+MISSED = [of_baseline(), *(searched(n, f"search/{n - 1}", status="missed") for n in (1, 2))]
+
+
 @pytest.mark.parametrize(
-    ("seeds", "records"),
+    "records, changes",
     [
-        (0, SEARCHED),
+        (SEARCHED, {"seeds": 0}),
         # Nothing but the baseline reached the target.
-        (2, [of_baseline(), *(searched(n, f"search/{n - 1}", status="missed") for n in (1, 2))]),
+        (MISSED, {}),
+        (SEARCHED, {"question": Question(TARGET, Budget(steps=2000), "curve")}),
     ],
 )
-def test_nothing_to_confirm_is_the_end(seeds, records):
-    assert following(records, seeds=seeds) == Done()
-
-
-def test_the_curve_needs_no_new_seeds():
-    question = Question(TARGET, Budget(steps=2000), "curve")
-    assert following(SEARCHED, question=question, trials=2) == Done()
-
-
-@pytest.mark.parametrize("status", ["out of memory", "refused"])
-def test_sizes_that_do_not_fit_are_no_configurations(status):
-    records = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status=status)]
-    assert following(records).place == "search/2"
+def test_nothing_to_confirm_is_the_end(records, changes):
+    assert following(records, **changes) == Done()
 
 
 def test_a_resumption_is_no_configuration_and_keeps_the_seed():
-    pruned = searched(1, "search/0", status="pruned", seed=77, max_steps=60)
+    """A pruned trial that was about to reach a target which the baseline missed."""
+    history = tuple((step, 6.5 / step) for step in range(10, 61, 10))
+    pruned = searched(1, "search/0", status="pruned", seed=77, max_steps=60, history=history)
     resumed = searched(2, "search/1", seed=77, resumed_from=1, max_steps=900)
     assert following([of_baseline(), pruned, resumed]).place == "search/2"
-    # A pruned trial that was about to reach a target which the baseline missed.
-    history = tuple((step, 6.5 / step) for step in range(10, 61, 10))
-    records = [
-        of_baseline(status="missed", steps=938),
-        searched(1, "search/0", status="pruned", seed=77, history=history),
-    ]
-    asks = {seed: following(records, trials=40, seed=seed) for seed in range(9)}
-    resumptions = {seed: ask for seed, ask in asks.items() if ask.resumed_from is not None}
-    assert resumptions
-    for seed, ask in resumptions.items():
-        assert (ask.batch_size, ask.lr, ask.seed) == (120, 1.0, 77)
-        nothing_saved = plan(trials=40, seed=seed, resumable=lambda number: False)
-        assert next_step(nothing_saved, records, [], 0.0).resumed_from is None
-
-
-def test_it_waits_for_what_others_run():
-    running = [Spec(**searched(2, "search/1").model_dump(include=set(Spec.model_fields)))]
-    assert following(SEARCHED[:2], running=running) == Wait()
+    records = [of_baseline(status="missed", steps=938), pruned]
+    asks = [following(records, trials=40, seed=seed) for seed in range(9)]
+    resumptions = [ask for ask in asks if ask.resumed_from is not None]
+    assert {(ask.batch_size, ask.lr, ask.seed) for ask in resumptions} == {(120, 1.0, 77)}
+    for seed in range(9):
+        nothing_saved = following(records, trials=40, seed=seed, resumable=lambda number: False)
+        assert nothing_saved.resumed_from is None
 
 
 @pytest.mark.parametrize(
-    ("now", "between", "place"),
+    "now, between, place",
     [
         # 2 new seeds of 3 s and of the baseline's 6 s, half as long again: 27 s are left for them.
         (72.0, 0.0, "search/2"),
@@ -183,12 +168,12 @@ def test_a_search_without_another_configuration_that_reached_goes_on_to_the_end(
 
 
 def test_under_a_time_limit_each_new_seed_of_the_best_is_followed_by_the_baseline():
-    seeds = []
-    for number, place in enumerate(("seed/1/0", "seed/0/0", "seed/1/1", "seed/0/1"), start=3):
-        ask = following([*SEARCHED, *seeds], 90.0, **LIMITED)
+    records = list(SEARCHED)
+    for place in ("seed/1/0", "seed/0/0", "seed/1/1", "seed/0/1"):
+        ask = following(records, 90.0, **LIMITED)
         assert (ask.place, ask.until) == (place, 100.0)
-        seeds.append(ran(number, ask))
-    assert following([*SEARCHED, *seeds], 90.0, **LIMITED) == Done()
+        records.append(ran(len(records), ask))
+    assert following(records, 90.0, **LIMITED) == Done()
 
 
 def test_a_new_seed_of_the_baseline_needs_its_own_time():
@@ -215,13 +200,8 @@ def test_the_first_configurations_lie_near_the_baseline():
     assert (ask.batch_size, ask.lr) == pytest.approx((192, 1.2 * 3**0.5), rel=1e-2)
 
 
-def test_under_a_time_limit_the_baseline_may_take_a_fifth():
-    ask = following([], 5.0, **LIMITED)
-    assert ask.until == 25.0
-
-
 @pytest.mark.parametrize(
-    ("objective", "limit"),
+    "objective, limit",
     # 4 times the best's 60 steps, or 4 times their 2.875 ms each in steps of 2 ms.
     [("steps", 240), ("time", math.ceil(240 * (1 + 120 / 64) / 2))],
 )
@@ -256,21 +236,18 @@ def test_new_seeds_from_before_the_search_went_on_leave_room_for_others():
     assert following(found).place == "seed/2/0"
 
 
-@pytest.mark.parametrize(("count", "octaves", "is_done"), [(9, 0, False), (24, 1, True)])
+@pytest.mark.parametrize("count, octaves, is_done", [(9, 0, False), (24, 1, True)])
 def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, is_done):
     """By the draws of a decision 9 trials at one rate would do; by the answer's they do not."""
-    question = Question(TARGET, Budget(steps=4000), "curve")
-    curve = plan(question=question, trials=100, seed=10, baseline=None)
+    curve = {"question": Question(TARGET, Budget(steps=4000), "curve"), "baseline": None}
     noise = np.random.default_rng(10)
     records = []
     for place, size in enumerate(np.geomspace(8, 1024, count).round().astype(int).tolist()):
         steps = round(26 * (1 + 100 / size) * math.exp(0.03 * noise.standard_normal()))
         lr = 0.05 * math.sqrt(size) * 2.0 ** (octaves * (place % 3 - 1))
-        ran = {"steps": steps, "steps_low": steps - 1, "lr": lr}
-        records.append(searched(place, f"search/{place}", batch_size=size, **ran))
-    critical = critical_batch_size(answer_posterior(curve, records), records)
-    assert is_narrow(critical.interval) == is_done
-    assert isinstance(next_step(curve, records, [], 0.0), Done) == is_done
+        ran = {"batch_size": size, "lr": lr, "steps": steps, "steps_low": steps - 1}
+        records.append(searched(place, f"search/{place}", **ran))
+    assert (following(records, **curve, trials=100, seed=10) == Done()) == is_done
 
 
 # What came of trials in a row, each with its batch size.
@@ -278,7 +255,7 @@ STATUS = {"t": "reached", "f": "failed", "r": "refused", "m": "out of memory"}
 
 
 @pytest.mark.parametrize(
-    ("trials", "error"),
+    "trials, error",
     [
         ("f8 f16", None),
         ("f8 f16 f32", UserCodeError),
@@ -308,48 +285,40 @@ def test_failures_that_end_a_study(trials, error):
     assert fatal_error(plan().space, records, since=len(records)) is None
 
 
-@pytest.mark.parametrize(("deviation", "best"), [(0.01, 1), (0.5, 2)])
+@pytest.mark.parametrize("deviation, best", [(0.01, 1), (0.5, 2)])
 def test_sizes_whose_step_times_are_not_told_apart_are_compared_by_steps(deviation, best):
-    # 120 takes 70 steps, 150 takes 62, each of which seems to take 1.25 times as long.
+    """120 takes 70 steps, 150 takes 62, each of which seems to take 1.25 times as long."""
     timings = ((64, 1.7e-3, deviation), (120, 2e-3, deviation), (150, 2.5e-3, deviation))
-    tied = plan(step_time=None, timings=timings)
-    untimed = {"seconds_per_step": None}
-    records = [of_baseline(steps=400, **untimed), searched(1, "search/0", steps=70, **untimed),
-               searched(2, "search/1", steps=62, batch_size=150, **untimed)]  # fmt: skip
-    field = field_of(tied, records)
-    values = {candidate.number: candidate.log_value for candidate in field.candidates}
-    assert min(values, key=values.get) == best
+    ran = [
+        of_baseline(steps=400),
+        searched(1, "search/0", steps=70),
+        searched(2, "search/1", steps=62, batch_size=150),
+    ]
+    untimed = [one.model_copy(update={"seconds_per_step": None}) for one in ran]
+    field = field_of(plan(step_time=None, timings=timings), untimed)
+    assert min(field.candidates, key=lambda one: one.log_value).number == best
+
+
+ENDS = {"question": Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)}
 
 
 def test_schedules_that_end_with_their_trials():
-    question = Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)
-    ends = {"question": question, "trials": 1}
+    ends = ENDS | {"trials": 1}
     asked = following([], **ends)
     assert asked.max_steps == asked.schedule_steps == 938
-    baseline = record(0, "baseline", steps=200, schedule_steps=938)
+    baseline = of_baseline(schedule_steps=938)
     asked = following([baseline], **ends)
     assert asked.role == "search"
     assert asked.schedule_steps == asked.max_steps <= 60_000 / asked.batch_size + 1
-    fast = {"batch_size": 128, "lr": 0.8, "steps": 80, "steps_low": 78, "max_steps": 400}
-    trial = record(1, "search/0", **fast, schedule_steps=400)
+    trial = searched(1, "search/0", steps=80, steps_low=78, max_steps=400, schedule_steps=400)
     asked = following([baseline, trial], **ends)
     # 400 steps are far more than it took: 9 of 10 seeds reach the target in them, too.
     assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/1/0", 400, 400)
     # Further seeds keep the length of the first one, whatever that was.
-    first = record(2, "seed/1/0", **fast, schedule_steps=300, repeats=1)
+    first = searched(2, "seed/1/0", steps=80, steps_low=78, schedule_steps=300, repeats=1)
     asked = following([baseline, trial, first], **ends)
     assert (asked.place, asked.schedule_steps) == ("seed/1/1", 300)
-
-
-def test_a_deadline_stops_the_baseline_in_its_schedule():
-    question = Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)
-    ends = LIMITED | {"question": question, "trials": 1}
-    fast = {"batch_size": 128, "lr": 0.8, "steps": 40, "steps_low": 38}
-    records = [
-        record(0, "baseline", steps=600, schedule_steps=938),
-        record(1, "search/0", **fast, schedule_steps=400),
-        record(2, "seed/1/0", **fast, schedule_steps=400, repeats=1),
-    ]
-    asked = following(records, 70.0, **ends)
-    # Four times 39.5 steps of 3 ms, in steps of 2 ms.
-    assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/0/0", 237, 938)
+    # A deadline stops the baseline in its schedule: at four times 79 steps of 2.875 ms, in its own.
+    asked = following([baseline, trial, first], 90.0, **ends, **LIMITED)
+    assert (asked.place, asked.schedule_steps) == ("seed/0/0", 938)
+    assert asked.max_steps == math.ceil(4 * 79.5 * (1 + 120 / 64) / 2)

@@ -38,18 +38,12 @@ def test_a_trial_stops_at_a_multiple_of_its_expected_steps_and_is_not_resumed_fr
 
 
 def test_a_search_of_the_curve_finds_b_crit():
-    workload = Workload(b_crit=40.0, noise=0.1)
-    held = 0
-    for seed in range(3):
-        records = []
-        for number in range(24):
-            proposal = propose(CURVE, SPACE, step_time, records, seed)
-            records.append(workload.train(number, proposal, records))
-        posterior = sample_posterior(CURVE, SPACE, records, seed=seed, misfit=True, draws=400)
-        low, _, high = b_crit_quantiles(posterior)
-        held += low <= 40.0 <= high
-        assert high / low < 3.0
-        sizes = [one.batch_size for one in records if one.reached]
-        assert min(sizes) <= 40 / 3
-        assert max(sizes) >= 40 * 3
-    assert held >= 2
+    workload, records = Workload(noise=0.1), []
+    for number in range(24):
+        proposal = propose(CURVE, SPACE, step_time, records, 0)
+        records.append(workload.train(number, proposal, records))
+    posterior = sample_posterior(CURVE, SPACE, records, seed=0, misfit=True, draws=400)
+    low, _, high = b_crit_quantiles(posterior)
+    assert low <= 40.0 <= high < 3.0 * low
+    sizes = [one.batch_size for one in records if one.reached]
+    assert min(sizes) <= 40 / 3 < 3 * 40 <= max(sizes)

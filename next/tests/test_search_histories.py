@@ -19,6 +19,8 @@ def test_an_exact_power_law_is_read_exactly():
     np.testing.assert_allclose(curve, power_law(500, 0.7, (1, 50, 100, 150, 200)))
     line = recent_line(curve)
     assert (line.rate, line.level) == pytest.approx((0.7, 0.7 * math.log(2.5)))
+    # Without an evaluation there is nothing to extrapolate.
+    assert extrapolate(log_curve(record(history=[(0, 0.9), (10, None)]), TARGET, 0.1), []) is None
 
 
 def test_two_evaluations_alone_fall_at_the_usual_rate():
@@ -40,13 +42,8 @@ def test_other_trials_say_how_fast_the_rest_falls():
     assert got.deviation == pytest.approx(expected, rel=1e-2)
 
 
-def test_without_an_evaluation_there_is_nothing_to_extrapolate():
-    history = [(0, 0.9), (10, None)]
-    assert extrapolate(log_curve(record(history=history), TARGET, 0.1), []) is None
-
-
 @pytest.mark.parametrize(
-    ("target", "first", "scale"),
+    "target, first, scale",
     [
         (Target("error", 0.1, "min"), 0.9, 0.1),
         (Target("accuracy", 0.9, "max"), 0.5, 0.1),

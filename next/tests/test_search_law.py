@@ -34,7 +34,7 @@ def test_the_best_rate_is_the_rule_shifted_and_bent():
 
 
 @pytest.mark.parametrize(
-    ("octaves", "penalty"),
+    "octaves, penalty",
     [
         (2.0, 0.5),
         (4.0, 2.0),
