@@ -28,4 +28,13 @@ def rows(text):
 
 def as_yaml(cell):
     """What a cell of ``key: value, ...`` says."""
-    return yaml.safe_load(f"{{{cell}}}") if cell != "-" else {}
+    return yaml.safe_load(f"{{{cell.strip('-')}}}")
+
+
+def cases(text, read=yaml.safe_load):
+    """Run a test for each row of a table, whose head names the columns.
+
+    Its cells are YAML: numbers, words, null, true, lists; or texts, by ``read=str``.
+    """
+    head, *lines = rows(text)
+    return pytest.mark.parametrize(head, [[read(cell) for cell in line] for line in lines])

@@ -19,7 +19,7 @@ ROLES = {"baseline": "baseline", "search": "search", "seed": "new seed"}
 
 def history(text):
     """Evaluations as a text: ``10 0.8, 40 0.3, 80 -``, - where there is no value."""
-    pairs = [pair.split() for pair in text.split(", ")] if text else []
+    pairs = [pair.split() for pair in text.split(", ")] if text else ()
     return tuple((int(step), None if value == "-" else float(value)) for step, value in pairs)
 
 

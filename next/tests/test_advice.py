@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from refusals import cases
 from results import BEST, confirmed, critical, curve
 from search_records import QUESTION, SPACE, record
 
 from bstune.core.question import Question
 from bstune.study import advice
-from bstune.study.advice import for_curve, off_law, searched_range, warnings_of
+from bstune.study.advice import for_curve, off_law, warnings_of
 from bstune.study.plan import Plan
 from bstune.study.result import Searched
 
@@ -17,9 +18,6 @@ PLAN = Plan(QUESTION, SPACE, baseline=None, trials=32, seeds=3, seed=0)
 CURVE_PLAN = replace(PLAN, question=Question(QUESTION.target, QUESTION.budget, "curve"))
 LAW = critical(130.0, 85.0, 212.0)
 ALL = Searched(low=8, high=512, octaves=6, reached=6, to_add=())
-
-
-BEYOND = {"batch_size.high": 2048, "study": "s-2"}
 
 
 def missing(*sizes):
@@ -52,15 +50,14 @@ def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
     assert kinds(found=critical(None, 90.0, None), points=bent(factor)) == []
 
 
-@pytest.mark.parametrize(
-    "to_add, expected",
-    [
-        ((11, 23), []),  # far from B_crit, where nobody asked
-        ((91, 184), []),
-        ((93,), ["octave without a trial"]),
-        ((183,), ["octave without a trial"]),
-    ],
-)
+@cases("""
+to_add | expected
+# Far from B_crit, where nobody asked.
+[11, 23] | []
+[91, 184] | []
+[93] | [octave without a trial]
+[183] | [octave without a trial]
+""")
 def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(to_add, expected):
     assert kinds(searched=missing(*to_add)) == expected
 
@@ -87,36 +84,16 @@ def test_evaluations_of_the_new_seeds_that_decide_are_warned_of(repeats, expecte
     assert kinds(best=BEST, records=records) == expected
 
 
-# Batch sizes of trials that reached -> octaves, how many have one, the middles to add.
-@pytest.mark.parametrize(
-    "changes, sizes, expected",
-    [
-        ({}, (8, 16, 40, 64, 128, 512), (6, 6, ())),
-        ({"multiple": 8}, (64,), (6, 1, (8, 24, 48, 184, 360))),
-        ({"low": 64, "high": 64}, (64,), (1, 1, ())),
-    ],
-)
-def test_octaves_of_a_range(changes, sizes, expected):
-    space = replace(SPACE, **changes)
-    records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
-    records.append(record(9, "pruned", batch_size=space.low))
-    found = searched_range(space, records)
-    assert (found.octaves, found.reached, found.to_add) == expected
-    assert (found.low, found.high) == (space.low, space.high)
-
-
+@cases("""
+ends | to_add | largest | expected
 # B_crit's interval, the octaves to add, the largest size that reached -> options to narrow it.
-@pytest.mark.parametrize(
-    "ends, to_add, largest, expected",
-    [
-        ((130.0, 100.0, 201.0), (), 512, {"trials": 64}),
-        ((130.0, 100.0, 199.0), (23,), 512, None),
-        ((None, 300.0, None), (), 512, {"batch_size.low": 8} | BEYOND),
-        ((None, None, None), (), 512, {"batch_size.low": 2} | BEYOND),
-        # An open end within the range.
-        ((None, 300.0, None), (), 100, {"trials": 64}),
-    ],
-)
+[130, 100, 201] | [] | 512 | {trials: 64}
+[130, 100, 199] | [23] | 512 | null
+[null, 300, null] | [] | 512 | {batch_size.low: 8, batch_size.high: 2048, study: s-2}
+[null, null, null] | [] | 512 | {batch_size.low: 2, batch_size.high: 2048, study: s-2}
+# An open end within the range.
+[null, 300, null] | [] | 100 | {trials: 64}
+""")
 def test_what_narrows_b_crit(ends, to_add, largest, expected):
     found = critical(*ends).model_copy(update={"largest": largest})
     got = for_curve(CURVE_PLAN, "s", found, missing(*to_add), [record()])

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from refusals import cases
 from results import critical, of_curve
 from scipy.stats import linregress
 from scipy.stats import t as student
@@ -23,24 +24,20 @@ def a_study(value=None, metric="val/loss", **changes):
     return of_curve(critical=found, target=target, **changes)
 
 
-APART = 2 ** math.sqrt(2)
-
-
-@pytest.mark.parametrize(
-    "above, below, low, high",
-    [
-        ((8, 4, 16), (2, 1, 4), 4 / APART, 4 * APART),
-        ((8, 8, 8), (2, 1, 4), 2, 8),
-        ((8, 4, None), (2, 1, 4), 4 / APART, None),
-        ((8, 4, 16), (2, None, 4), 4 / APART, None),
-    ],
-)
+# Value, low and high of two intervals, and the quotient's ends: sqrt(2) octaves off 4 are 1.5009.
+@cases("""
+above | below | low | high
+[8, 4, 16] | [2, 1, 4] | 1.5009 | 10.6604
+[8, 8, 8] | [2, 1, 4] | 2 | 8
+[8, 4, null] | [2, 1, 4] | 1.5009 | null
+[8, 4, 16] | [2, null, 4] | 1.5009 | null
+""")
 def test_a_quotient_adds_the_squared_distances_of_the_ends(above, below, low, high):
-    above, below = (
-        Interval(value=value, low=low, high=high) for value, low, high in (above, below)
-    )
-    found = quotient(above, below)
-    assert [found.value, found.low, found.high] == pytest.approx([4, low, high])
+    ends = [dict(zip(("value", "low", "high"), one, strict=True)) for one in (above, below)]
+    found = quotient(*(Interval(**one) for one in ends))
+    assert found.value == pytest.approx(4)
+    for end, expected in ((found.low, low), (found.high, high)):
+        assert end == (expected and pytest.approx(expected, rel=1e-4))
 
 
 def test_the_power_law_is_a_regression_of_logs():

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from refusals import refused, rows
+from refusals import cases, refused
 
 from bstune.config import CONF, compose
 from bstune.core.errors import InputError
@@ -76,7 +76,9 @@ def test_workloads_that_ship(workload):
     assert options.baseline.pair
 
 
-OVERRIDES = rows("""
+@cases(
+    """
+argument | name | value
 target='acc >= 0.9' | target | acc >= 0.9
 baseline.lr=1e-2 | baseline.lr | 0.01
 threads=null | output | outputs/own
@@ -86,10 +88,9 @@ survey=off | survey | off
 seed=4 | trial.seed | 4
 module.widths=[16] | module.widths | [16]
 +trainer.callbacks=[] | trainer.callbacks | []
-""")
-
-
-@pytest.mark.parametrize("argument, name, value", OVERRIDES)
+""",
+    str,
+)
 def test_overrides(folder, argument, name, value):
     assert str(option(composed(folder, argument), name)) == value
 
@@ -127,7 +128,9 @@ def test_recorded_runs():
     assert compose(["+workload=replay", "table=digits_linear"]).options.schedule_ends
 
 
-MISTAKES = rows("""
+@cases(
+    """
+command | words
 +workload=onw | onw, did you mean own, digits, based
 - | workload is missing, digits
 +workload=a/../b | a/../b, own
@@ -147,10 +150,9 @@ MISTAKES = rows("""
 +workload=replay | table is missing
 +workload=replay table=nope | nope, fashion_mlp
 +workload=replay table=fashion_mlp schedule_ends=true | schedule_ends, fashion_mlp
-""")
-
-
-@pytest.mark.parametrize("command, words", MISTAKES)
+""",
+    str,
+)
 def test_mistakes(folder, command, words):
     with refused(words):
         compose(["--config-dir", str(folder), *command.replace("-", "", command == "-").split()])

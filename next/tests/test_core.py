@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import cases, refused
 from search_records import history, record
 
 from bstune.core.clock import TrainingClock, processor_wait, seconds_per_step
@@ -25,16 +25,14 @@ from bstune.trial.checks import Checks
 LOSS = Target("val/loss", 0.1, "min")
 
 
-@pytest.mark.parametrize(
-    "text, metric, goal, mode",
-    [
-        ("val/loss <= 0.1", "val/loss", 0.1, "min"),
-        ("  val/error  <=1e-2 ", "val/error", 0.01, "min"),
-        ("loss >=-3", "loss", -3.0, "max"),
-    ],
-)
+@cases("""
+text | metric | goal | mode
+val/loss <= 0.1 | val/loss | 0.1 | min
+val/error  <=1.0e-2 | val/error | 0.01 | min
+loss >=-3 | loss | -3.0 | max
+""")
 def test_a_target_is_read(text, metric, goal, mode):
-    target = Target.parse(text)
+    target = Target.parse(f"  {text} ")
     assert (target.metric, target.goal, target.mode) == (metric, goal, mode)
     assert Target.parse(str(target)) == target
     for wrong in ("val/loss", "val/loss < 0.1", "val/loss <= nan", "a b <= 1"):
@@ -42,16 +40,15 @@ def test_a_target_is_read(text, metric, goal, mode):
             Target.parse(wrong)
 
 
-@pytest.mark.parametrize(
-    "target, value, reached, gap",
-    [
-        (LOSS, 0.1, True, 0.0),
-        (LOSS, 0.2, False, 0.1),
-        (LOSS, math.nan, False, math.nan),
-        (Target("acc", 0.9, "max"), 0.8, False, 0.1),
-    ],
-)
+@cases("""
+target | value | reached | gap
+val/loss <= 0.1 | 0.1 | true | 0.0
+val/loss <= 0.1 | 0.2 | false | 0.1
+val/loss <= 0.1 | .nan | false | .nan
+acc >= 0.9 | 0.8 | false | 0.1
+""")
 def test_gap_and_reached(target, value, reached, gap):
+    target = Target.parse(target)
     assert target.reached(value) is reached
     assert target.gap(value) == pytest.approx(gap, nan_ok=True)
 
@@ -74,26 +71,26 @@ def test_steps_to_target_are_uniform_over_what_evaluations_leave(low, high):
         assert (trial.steps_to_target, trial.steps_error) == (steps, 0)
 
 
-@pytest.mark.parametrize(
-    "evaluations, batch_size, first, step",
-    [
-        ("", 10, None, 40),  # 50 / (1/8 x 10)
-        ("", 1000, None, 1),
-        ("10 0.9", 1000, None, 11),  # one step on at least
-        ("40 0.9", 10, None, 80),  # two evaluations for an eighth
-        # The line through (50, 0.25) and (100, 0.15) meets the target within 1.5 times the steps;
-        # what was near stays near.
-        ("50 0.25, 100 0.15", 10, None, 105),
-        ("50 0.25, 100 0.15, 150 0.4", 10, None, 157),
-        # One without a value tells nothing.
-        ("50 0.9, 100 0.8, 150 -", 10, None, 160),
-        # The first one may be asked for earlier; early ones count no cost.
-        ("", 10, 7, 7),
-        # Early ones lie a factor of two apart.
-        ("7 0.9", 10, 7, 14),
-        ("7 0.9, 28 0.88", 10, 7, 40),
-    ],
-)
+# Evaluations of 100 examples cost 50; far from the target an eighth of the examples may be spent.
+@cases("""
+evaluations | batch_size | first | step
+null | 10 | null | 40
+null | 1000 | null | 1
+# One step on at least.
+10 0.9 | 1000 | null | 11
+# Two evaluations for an eighth.
+40 0.9 | 10 | null | 80
+# The line through (50, 0.25) and (100, 0.15) meets the target within 1.5 times the steps; what was
+# near stays near.
+50 0.25, 100 0.15 | 10 | null | 105
+50 0.25, 100 0.15, 150 0.4 | 10 | null | 157
+# One without a value tells nothing.
+50 0.9, 100 0.8, 150 - | 10 | null | 160
+# The first one may be asked for earlier; early ones count no cost, and lie a factor of two apart.
+null | 10 | 7 | 7
+7 0.9 | 10 | 7 | 14
+7 0.9, 28 0.88 | 10 | 7 | 40
+""")
 def test_the_next_evaluation(evaluations, batch_size, first, step):
     due = next_evaluation(history(evaluations), LOSS, batch_size, examples=100, first=first)
     assert due == step
@@ -141,25 +138,29 @@ def test_the_clock_counts_training_alone_without_waits():
     assert 0.0 <= processor_wait()() < 1e6
 
 
-@pytest.mark.parametrize(
-    "segments, seconds",
-    [
-        ([], None),
-        ([(3, 30.0)], 10.0),  # nothing is warm: the last one counts
-        ([(3, 30.0), (3, 6.0)], 2.0),
-        ([(5, 50.0), (10, 10.0), (10, 20.0), (10, 90.0)], 2.0),  # the median of 1, 2, 9
-        # Every second step begins an epoch, which takes 4 s more; a stall takes 100.
-        ([(5, 50.0), (1, 1.0), (1, 105.0), *[(1, 1.0), (1, 5.0)] * 9], 3.0),
-    ],
-)
-def test_seconds_per_step(segments, seconds):
-    assert seconds_per_step(segments) == seconds
+@cases("""
+segments | epochs | seconds
+[] | 0 | null
+# Nothing is warm: the last one counts.
+[[3, 30.0]] | 0 | 10.0
+[[3, 30.0], [3, 6.0]] | 0 | 2.0
+# The median of 1, 2, 9.
+[[5, 50.0], [10, 10.0], [10, 20.0], [10, 90.0]] | 0 | 2.0
+# Every second step begins an epoch, which takes 4 s more; a stall takes 100.
+[[5, 50.0], [1, 1.0], [1, 105.0]] | 9 | 3.0
+""")
+def test_seconds_per_step(segments, epochs, seconds):
+    assert seconds_per_step(segments + epochs * [(1, 1.0), (1, 5.0)]) == seconds
 
 
-@pytest.mark.parametrize(
-    "low, multiple, size, snapped",
-    [(8, 1, 0.2, 8), (8, 1, 5000, 1024), (8, 8, 12.4, 16), (8, 8, 3, 8), (4, 8, 4, 8)],
-)
+@cases("""
+low | multiple | size | snapped
+8 | 1 | 0.2 | 8
+8 | 1 | 5000 | 1024
+8 | 8 | 12.4 | 16
+8 | 8 | 3 | 8
+4 | 8 | 4 | 8
+""")
 def test_batch_sizes_and_rates_are_snapped(low, multiple, size, snapped):
     space = Space(low, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple)
     assert space.snap(size) == snapped
@@ -176,15 +177,13 @@ def test_step_times_are_found_with_one_outlier():
     assert 0.01 < model.error(64) < model.error(512) < 0.7 * model.error(1 << 14)
 
 
-@pytest.mark.parametrize(
-    "timings, size, seconds, least, most",
-    [
-        ([(32, 0.01)], 32, 0.01, 0.03, 0.15),
-        # Anything from an overhead alone to the examples alone.
-        ([(32, 0.01)], 128, 0.025, 0.4, 0.7),
-        ([(32, 0.01), (64, 0.01)], 128, 0.01, 0.1, 0.3),
-    ],
-)
+@cases("""
+timings | size | seconds | least | most
+[[32, 0.01]] | 32 | 0.01 | 0.03 | 0.15
+# Anything from an overhead alone to the examples alone.
+[[32, 0.01]] | 128 | 0.025 | 0.4 | 0.7
+[[32, 0.01], [64, 0.01]] | 128 | 0.01 | 0.1 | 0.3
+""")
 def test_few_step_times(timings, size, seconds, least, most):
     for model in (fit_step_time(timings), fit_step_time([], [(*one, 0.05) for one in timings])):
         assert model(size) == pytest.approx(seconds, rel=0.1)

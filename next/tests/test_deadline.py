@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from test_plan import plan, searched
+from refusals import cases
+from test_plan import SEARCHED, plan
 
 from bstune.study.deadline import Deadline, least_limit, pilot_seconds
 from bstune.study.progress import Progress
@@ -20,15 +21,14 @@ def test_the_shares_of_what_the_start_leaves():
     assert LIMIT.preflight_until == pytest.approx(32.16)
 
 
-@pytest.mark.parametrize(
-    "preparation, baseline, confirmation, end",
-    [
-        (0.0, 1.0, 10.0, 89.8),  # half as long again as expected
-        (0.0, 1.0, 0.1, 104.8 - 9.08),  # a tenth at least
-        (0.0, 1.0, 90.0, 15.0 + 45.4),  # others have half
-        (9.08, 99.0, 90.0, 14.0 + 9.08 + 18.16 + 45.4),
-    ],
-)
+@cases("""
+preparation | baseline | confirmation | end
+# Half as long again as expected, a tenth at least; others have half.
+0.0 | 1.0 | 10.0 | 89.8
+0.0 | 1.0 | 0.1 | 95.72
+0.0 | 1.0 | 90.0 | 60.4
+9.08 | 99.0 | 90.0 | 86.64
+""")
 def test_the_search_leaves_time_for_new_seeds(preparation, baseline, confirmation, end):
     limit = replace(LIMIT, preparation=preparation)
     assert limit.search_end(baseline, confirmation) == pytest.approx(end)
@@ -57,9 +57,9 @@ def test_what_goes_on_is_the_running_trial():
     lines = []
     ticker = Ticker(lines.append)
     progress = Progress(ticker, plan(), [], lines.append)
-    progress.begun(searched(1, "search/0"), lambda: "step 30 of 60, val/loss 0.21")
+    progress.begun(SEARCHED[1], lambda: "step 30 of 60, val/loss 0.21")
     assert "step 30 of 60, val/loss 0.21" in ticker.doing()
-    progress.finished(searched(1, "search/0"))
+    progress.finished(SEARCHED[1])
     assert "step 30" not in ticker.doing()
     # The heads of the columns, and the trial.
     assert len(lines) == 2

@@ -48,15 +48,15 @@ def make_pipe(path, other):
 
 
 # A rename replaces a pipe, which holds nothing; appending to one would wait for its other end.
-@pytest.mark.parametrize(
-    "write, make",
-    [
-        (files.write_text, make_link),
-        (files.write_text, make_folder),
-        (files.append_line, make_link),
-        (files.append_line, make_pipe),
-    ],
-)
+UNWRITABLE = [
+    (files.write_text, make_link),
+    (files.write_text, make_folder),
+    (files.append_line, make_link),
+    (files.append_line, make_pipe),
+]
+
+
+@pytest.mark.parametrize("write, make", UNWRITABLE)
 def test_what_is_no_file_is_not_written(tmp_path, write, make):
     path, other = tmp_path / "a", tmp_path / "other"
     other.write_text("mine")

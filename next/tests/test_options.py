@@ -4,7 +4,7 @@ from functools import reduce
 
 import pytest
 import yaml
-from refusals import as_yaml, refused, rows
+from refusals import as_yaml, cases, refused, rows
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -26,59 +26,36 @@ GIVEN = {
 
 # The options of design.md, section 1: values that the model takes, and values that it refuses.
 OPTIONS = rows("""
-workload | null, a | 3
+workload study mlflow.uri | null, a | 3
+output storage data_root mlflow.experiment | a | '', null
 objective | time, metric | loss, null
 target | null, acc >= 1 | val/loss, val/loss < 0.1, a <= inf
-budget.steps | null, 1, 4096 | 0, 1.5, true, '3'
-budget.examples | 1, 4096 | 0, 1.5, true, '3', null
-budget.seconds | null, 0.5, 120 | 0, -1.0, .inf, .nan, 2 min
-batch_size.low | null, 4 | 0, 1.5, true, '3'
-batch_size.high | null, 1200 | 0, 1.5, true, '3'
-batch_size.multiple | null, 4 | 0, 1.5, true, '3'
-lr.low | null, 0.1 | 0, -1.0, .inf, .nan, 2 min
+budget.examples devices | 1, 64 | 0, 1.5, true, '3', null
+trials | 1, 4096 | 0, 1.5, true, '3'
+budget.steps threads memory_limit trial.batch_size | null, 1, 4096 | 0, 1.5, true, '3'
+batch_size.low batch_size.multiple | null, 4 | 0, 1.5, true, '3'
+batch_size.high micro_batch_size | null, 1200 | 0, 1.5, true, '3'
+baseline.batch_size trial.steps | null, 8 | 0, 1.5, true, '3'
+budget.seconds wall_seconds trial_seconds trial.lr | null, 0.5, 120 | 0, -1.0, .inf, .nan, 2 min
+lr.low baseline.lr | null, 0.4 | 0, -1.0, .inf, .nan, 2 min
 lr.high | null, 9 | 0, -1.0, .inf, .nan, 2 min
-baseline.batch_size | null, 8 | 0, 1.5, true, '3'
-baseline.lr | null, 0.5 | 0, -1.0, .inf, .nan, 2 min
-baseline.values | null, {a: 1}, {a: 0.5} | 3
+baseline.values trial.values | null, {a: 1}, {a: 0.5} | 3
 scaling | none, surge, null | cubic
 tune | null, [dropout], {dropout: [0, 0.5]} | dropout
-trials | 1, 4096 | 0, 1.5, true, '3'
-wall_seconds | null, 0.5, 120 | 0, -1.0, .inf, .nan, 2 min
 seeds | 1, 100 | 0, 101
 workers | 0, 3 | -1
 sampler | frontier, grid | bohb
 seed | 0, 4294967295 | -1, 4294967296
-study | null, a | 3
-data | null, {_target_: a.B} | a.B, []
-module | null, {_target_: a.B} | a.B, []
-trainer | null, {_target_: a.B} | a.B, []
+data module trainer | null, {_target_: a.B} | a.B, []
 precision | auto, bf16-true | fp8
 compile | null, max-autotune | true
-micro_batch_size | null, 1, 1200 | 0, 1.5, true, '3'
-algorithm | null, sgd, {_target_: a.B} | 3
-schedule | null, sgd, {_target_: a.B} | 3
-schedule_ends | true, false | 'yes', null
-override_lr | true, false | 'yes', null
+algorithm schedule | null, sgd, {_target_: a.B} | 3
+schedule_ends override_lr noise_scale debug | true, false | 'yes', null
 validation_batch_size | null, trial | 8
-trial_seconds | null, 0.5, 120 | 0, -1.0, .inf, .nan, 2 min
-noise_scale | true, false | 'yes', null
 device | auto, cuda | tpu
-devices | 1, 64 | 0, 1.5, true, '3', null
-threads | null, 1, 4096 | 0, 1.5, true, '3'
 survey | auto, off, refresh, false | on
 survey_seconds | 0.5 | 0, null
-memory_limit | null, 1, 4096 | 0, 1.5, true, '3'
-trial.batch_size | null, 1, 4096 | 0, 1.5, true, '3'
-trial.lr | null, 0.5, 120 | 0, -1.0, .inf, .nan, 2 min
-trial.values | null, {a: 1}, {a: 0.5} | 3
-trial.steps | null, 1, 400 | 0, 1.5, true, '3'
 trial.seed | 0, 7 | -1
-output | a | '', null
-storage | a | '', null
-data_root | a | '', null
-mlflow.uri | null, a | 3
-mlflow.experiment | a | '', null
-debug | true, false | 'yes', null
 """)
 
 
@@ -95,19 +72,22 @@ def values(**changes):
 
 
 def test_names_are_those_of_the_design():
-    assert list(OPTION_NAMES) == [name for name, *_ in OPTIONS]
+    assert sorted(OPTION_NAMES) == sorted(" ".join(names for names, *_ in OPTIONS).split())
 
 
-@pytest.mark.parametrize("name, taken, refuses", OPTIONS)
-def test_takes_and_refuses(name, taken, refuses):
-    for value in yaml.safe_load(f"[{taken}]"):
-        Options.model_validate(values(**{name: value}))
-    for value in yaml.safe_load(f"[{refuses}]"):
-        with refused(f"{name}, must, {value!r}"):
-            options_from(values(**{name: value}))
+@pytest.mark.parametrize("names, taken, refuses", OPTIONS)
+def test_takes_and_refuses(names, taken, refuses):
+    for name in names.split():
+        for value in yaml.safe_load(f"[{taken}]"):
+            Options.model_validate(values(**{name: value}))
+        for value in yaml.safe_load(f"[{refuses}]"):
+            with refused(f"{name}, must, {value!r}"):
+                options_from(values(**{name: value}))
 
 
-RELATIONS = rows("""
+@cases(
+    """
+changes | words
 trails: 3 | trails, trials
 budget.step: 3 | budget.step, budget.steps
 budget: 400 | budget, 400, steps
@@ -125,10 +105,9 @@ objective: curve, batch_size.low: 64, batch_size.high: 64 | curve, 64
 sampler: grid, schedule_ends: true | sampler=grid, schedule_ends
 trial.batch_size: 8 | trial.lr
 trial.batch_size: 100, trial.lr: 0.1, trial.steps: 401 | trial.steps, 400, 401, budget.steps
-""")
-
-
-@pytest.mark.parametrize("changes, words", RELATIONS)
+""",
+    str,
+)
 def test_relations(changes, words):
     with refused(words):
         options_from(values(**as_yaml(changes)))
@@ -141,7 +120,9 @@ def test_two_mistakes_are_two_lines_without_passwords():
     assert "s3cret" not in str(error.value)
 
 
-SPELLINGS = rows("""
+@cases(
+    """
+given | name | value
 - | baseline.lr | 0.4
 - | output | outputs/digits
 seed: 3 | trial.seed | 3
@@ -149,10 +130,9 @@ budget: 50 | budget.steps | 50
 budget: {examples: 9000} | budget.steps | 1
 lr: [0.0001, 1.5] | lr.high | 1.5
 batch_size: {low: 8, high: 64, multiple: 8} | batch_size.multiple | 8
-""")
-
-
-@pytest.mark.parametrize("given, name, value", SPELLINGS)
+""",
+    str,
+)
 def test_spelling_of_python(given, name, value):
     options = options_from_python(**GIVEN | as_yaml(given))
     assert str(reduce(getattr, name.split("."), options)) == value
@@ -161,14 +141,15 @@ def test_spelling_of_python(given, name, value):
     assert options_from_python(**GIVEN | {"target": target}).target == target
 
 
-MISTAKES = rows("""
+@cases(
+    """
+given | words
 batch_size: 64 | batch_size, 64, low
 batch_size: [1, 2, 3] | batch_size, [1, 2, 3], low
 baseline: '64' | baseline, '64', lr
-""")
-
-
-@pytest.mark.parametrize("given, words", MISTAKES)
+""",
+    str,
+)
 def test_python_mistakes(given, words):
     with refused(words):
         options_from_python(**GIVEN | as_yaml(given))
@@ -188,17 +169,15 @@ def test_the_rates_of_a_space(changes, lr_low, lr_high):
     assert space.anchor == (64, 0.4)
 
 
-@pytest.mark.parametrize(
-    "changes, device, low, multiple",
-    [
-        # Tensor cores like multiples of 8.
-        ({"precision": "bf16-mixed"}, "cuda", 8, 8),
-        ({"precision": "bf16-mixed"}, "cpu", 4, 1),
-        ({"batch_size.multiple": 4}, "cuda", 4, 4),
-        # Devices share each batch equally.
-        ({"devices": 16}, "cpu", 16, 16),
-    ],
-)
+@cases("""
+changes | device | low | multiple
+# Tensor cores like multiples of 8.
+{precision: bf16-mixed} | cuda | 8 | 8
+{precision: bf16-mixed} | cpu | 4 | 1
+{batch_size.multiple: 4} | cuda | 4 | 4
+# Devices share each batch equally.
+{devices: 16} | cpu | 16 | 16
+""")
 def test_the_sizes_of_a_space(changes, device, low, multiple):
     space = space_of(options_from(values(**changes)), device)
     assert (space.low, space.high, space.multiple) == (low, 1200, multiple)

@@ -31,7 +31,7 @@ def dumped(**changes):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    "text, told",
     [
         (None, "curve.json"),
         ('{"schema_number": 1', "JSON"),

@@ -1,12 +1,12 @@
 """What a recipe builds for a trial, of a config's nodes and of Python objects."""
 
-from fractions import Fraction
 from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
-from refusals import refused
+from refusals import as_yaml, cases, refused
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -17,60 +17,50 @@ OPTIONS = options_from_python(
     workload="tiny", target="a <= 1", budget=9, batch_size=(4, 64), baseline=(8, 0.1), device="cpu"
 )
 TRIAL = SimpleNamespace(batch_size=8, lr=0.25, values={}, seed=3, max_steps=50, total_steps=100)
-PARTS = {
-    "device": "cpu",
-    "data_root": "/data",
-    "width": 7,
-    "data": {"_target_": "builtins.dict", "root": "${data_root}", "size": "${trial.batch_size}"},
-    "module": {"_target_": "builtins.dict", "lr": "${trial.lr}", "on": "${device}"},
-    "trainer": None,
-}
+PARTS = yaml.safe_load("""
+device: cpu
+data_root: /data
+width: 7
+data: {_target_: builtins.dict, root: '${data_root}', size: '${trial.batch_size}'}
+module: {_target_: builtins.dict, lr: '${trial.lr}', on: '${device}'}
+trainer: null
+""")
 
 
-@pytest.mark.parametrize(
-    "key, node, built",
-    [
-        ("data", PARTS["data"], {"root": "/data", "size": 8}),
-        (
-            "module",
-            {
-                "_target_": "builtins.dict",
-                "a": "${.inner.lr}",
-                "inner": {"_target_": "builtins.dict", "lr": "${trial.lr}", "w": "${width}"},
-                "x": ["${trial.lr}", "${trial.seed}"],
-            },
-            {"a": 0.25, "inner": {"lr": 0.25, "w": 7}, "x": [0.25, 3]},
-        ),
-        (
-            "trainer",
-            {
-                "a": "${trial.max_steps}",
-                "b": [{"_target_": "fractions.Fraction", "numerator": 2}],
-            },
-            {"a": 50, "b": [Fraction(2)]},
-        ),
-    ],
+@cases(
+    """
+node | built
+data: {_target_: builtins.dict, root: '${data_root}', size: '${trial.batch_size}'} | \
+root: /data, size: 8
+module: {_target_: builtins.dict, a: '${.inner.lr}', x: ['${trial.lr}', '${trial.seed}'], \
+inner: {_target_: builtins.dict, lr: '${trial.lr}', w: '${width}'}} | \
+a: 0.25, x: [0.25, 3], inner: {lr: 0.25, w: 7}
+trainer: {a: '${trial.max_steps}', b: [{_target_: builtins.int}]} | a: 50, b: [0]
+""",
+    str,
 )
-def test_nodes(key, node, built):
-    recipe = recipe_of({**PARTS, key: node}, OPTIONS)
+def test_nodes(node, built):
+    given = as_yaml(node)
+    recipe = recipe_of(PARTS | given, OPTIONS)
     # It goes to the worker as a pickle, which is small.
-    pickled = cloudpickle.dumps(getattr(recipe, key))
+    pickled = cloudpickle.dumps(getattr(recipe, *given))
     assert len(pickled) < 2000
-    assert cloudpickle.loads(pickled)(TRIAL) == built
+    assert cloudpickle.loads(pickled)(TRIAL) == as_yaml(built)
 
 
-@pytest.mark.parametrize(
-    "parts, words",
-    [
-        ({"module": None}, "module, _target_"),
-        ({"data": {"_target_": "a.B", "x": "${nope}"}}, "data.x, nope"),
-        ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, "data.x, trial.steps"),
-        ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, "trainer.x, BSTUNE_NOPE"),
-    ],
+@cases(
+    """
+parts | words
+module: null | module, _target_
+data: {_target_: a.B, x: '${nope}'} | data.x, nope
+data: {_target_: a.B, x: '${trial.steps}'} | data.x, trial.steps
+trainer: {x: '${oc.env:BSTUNE_NOPE}'} | trainer.x, BSTUNE_NOPE
+""",
+    str,
 )
 def test_nodes_that_are_refused(parts, words):
     with refused(words):
-        recipe_of({**PARTS, **parts}, OPTIONS)
+        recipe_of(PARTS | as_yaml(parts), OPTIONS)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import search_records
-from refusals import as_yaml, refused, rows
+from refusals import as_yaml, cases, refused
 from results import result as drawn_result
 from search_records import history
 
@@ -44,24 +44,28 @@ def record(number=0, status="reached", history=HISTORY, **fields):
     return search_records.record(number, status, other_seconds=2.0, **fields)
 
 
-@pytest.mark.parametrize(
-    "status, history, question, ended",
-    [
-        # A harder one: it was stopped before.
-        ("reached", HISTORY, to(0.05), ("pruned", 100, 80)),
-        ("missed", MISSED, to(0.2), ("reached", 200, 40)),
-        ("diverged", history("10 0.2, 20 -"), to(0.3), ("reached", 10, 0)),
-        ("failed", (), to(0.3), ("failed", 0, 0)),
-        # Smaller budgets: the metric is interpolated over log steps.
-        ("finished", MISSED, within(40), ("finished", 40, 40)),
-        ("reached", HISTORY, within(150), ("pruned", 100, 80)),
-        ("missed", MISSED, within(5), ("pruned", 0, 200)),
-    ],
-)
-def test_a_run_ends_where_the_question_ends_it(status, history, question, ended):
-    (again,) = ended_by(question, [record(status=status, history=history)])
-    assert (again.status, again.steps, again.steps_low) == ended
-    share = ended[1] / history[-1][0] if history else 0.0
+RUNS = {"hit": HISTORY, "miss": MISSED, "nan": history("10 0.2, 20 -"), "none": ()}
+
+
+# How a run ended, a goal or a budget -> how it ends there, its steps and the last miss.
+@cases("""
+status | run | asked | ends | steps | low
+# A harder one: it was stopped before.
+reached | hit | 0.05 | pruned | 100 | 80
+missed | miss | 0.2 | reached | 200 | 40
+diverged | nan | 0.3 | reached | 10 | 0
+failed | none | 0.3 | failed | 0 | 0
+# Smaller budgets: the metric is interpolated over log steps.
+finished | miss | 40 | finished | 40 | 40
+reached | hit | 150 | pruned | 100 | 80
+missed | miss | 5 | pruned | 0 | 200
+""")
+def test_a_run_ends_where_the_question_ends_it(status, run, asked, ends, steps, low):
+    question = to(asked) if asked < 1 else within(asked)
+    ran = RUNS[run]
+    (again,) = ended_by(question, [record(status=status, history=ran)])
+    assert (again.status, again.steps, again.steps_low) == (ends, steps, low)
+    share = steps / ran[-1][0] if ran else 0.0
     assert (again.train_seconds, again.other_seconds) == pytest.approx((share, 2 * share))
 
 
@@ -100,23 +104,27 @@ def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
 
 
 WHOLE = record(status="finished", history=MISSED)
+OWNS = {
+    "target": (OWN, [record(), record(1, "missed", MISSED)]),
+    "schedules": (replace(OWN, schedule_ends=True), [record()]),
+    "budget": (within(200), [WHOLE]),
+}
 
 
-@pytest.mark.parametrize(
-    "own, question, records, words",
-    [
-        (OWN, to(0.05), [record()], "0.09"),
-        (OWN, to(0.9), [record(), record(1)], "0.9, harder"),
-        (replace(OWN, schedule_ends=True), to(0.2), [record()], "schedules"),
-        # The best trial met its target, and was stopped there.
-        (OWN, within(150), [record(), record(1, "missed", MISSED)], "66%"),
-        (within(200), within(400), [WHOLE], "50%"),
-        (within(200), within(5), [WHOLE], "larger"),
-    ],
-)
-def test_what_the_trials_do_not_tell_is_one_line(own, question, records, words):
-    with refused(words):
-        retargeted(own, question, records)
+@cases("""
+own | asked | words
+target | 0.05 | 0.09
+target | 0.9 | 0.9, harder
+schedules | 0.2 | schedules
+# The best trial met its target, and was stopped there.
+target | 150 | 66%
+budget | 400 | 50%
+budget | 5 | larger
+""")
+def test_what_the_trials_do_not_tell_is_one_line(own, asked, words):
+    question, records = OWNS[own]
+    with refused(str(words)):
+        retargeted(question, to(asked) if asked < 1 else within(asked), records)
 
 
 def test_trials_whose_schedule_follows_their_length_tell_of_no_other_budget():
@@ -127,30 +135,34 @@ def test_trials_whose_schedule_follows_their_length_tell_of_no_other_budget():
 
 GIVEN = {"target": "val/loss <= 0.1", "batch_size": (8, 64), "baseline": (16, 0.1), "budget": 200}
 BY_METRIC = "objective: metric, target: min val/loss, wall_seconds: 300, budget: {seconds: 60}"
-DIFFER = rows(f"""
+
+
+@cases(
+    f"""
+changes | asked | differs
 - | target: 0.2 | target: val/loss <= 0.2
 - | budget: {{steps: 50}} | objective: metric, target: min val/loss, budget.steps: 50
 {BY_METRIC} | target: 0.2 | objective: time, target: val/loss <= 0.2
 {BY_METRIC} | budget: {{steps: 9}} | budget.steps: 9, budget.seconds: null
-""")
-
-
-@pytest.mark.parametrize("changes, asked, differs", DIFFER)
+""",
+    str,
+)
 def test_options_of_another_question(changes, asked, differs):
     own = options_from_python(workload="w", **GIVEN | as_yaml(changes))
     assert differing(own, with_question(own, as_yaml(asked))) == as_yaml(differs)
 
 
-CANNOT = rows("""
+@cases(
+    """
+asked | words
 target: val/loss >= 0.2 | min val/loss
 target: .nan | nan
 target: 0.2, budget: {seconds: 30} | metric
 budget: {seconds: -1} | budget.seconds
 trials: 3 | trials
-""")
-
-
-@pytest.mark.parametrize("asked, words", CANNOT)
+""",
+    str,
+)
 def test_what_cannot_be_asked_is_one_line(asked, words):
     with refused(words):
         with_question(options_from_python(workload="w", **GIVEN), as_yaml(asked))

@@ -1,20 +1,18 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from refusals import cases
 from search_records import QUESTION, SPACE, Workload, record, step_time
 
 from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.core.space import Space
-from bstune.search.choices import informed
 from bstune.search.decide import propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.fit import Ends
-from bstune.search.law import NOISE
 from bstune.search.limits import affordable_length, limit_after_hit
-from bstune.search.posterior import BOUND, VALUE, Rows, sample_posterior
+from bstune.search.posterior import sample_posterior
 
 
 def search(workload, count, space=SPACE):
@@ -84,16 +82,14 @@ def test_a_trial_is_resumed_by_one_only():
         assert beside.resumed_from is None
 
 
-@pytest.mark.parametrize(
-    "steps, budget, is_resumed",
-    [
-        (94, 4000, True),
-        # It has already taken longer than 1.2 times the best.
-        (130, 4000, False),
-        # Its budget is spent.
-        (94, 94, False),
-    ],
-)
+@cases("""
+steps | budget | is_resumed
+94 | 4000 | true
+# It has already taken longer than 1.2 times the best.
+130 | 4000 | false
+# Its budget is spent.
+94 | 94 | false
+""")
 def test_what_is_worth_resuming(steps, budget, is_resumed):
     # The first promises nothing better than the best, but little is left of it.
     history = tuple((step, 0.1 * (1.05 * steps / step) ** 0.5) for step in range(40, steps + 1))
@@ -115,17 +111,12 @@ def test_the_same_arguments_give_the_same_proposal():
     assert first not in (of_other_seed, beside)
 
 
-@pytest.mark.parametrize(
-    "best_steps, predicted, first_step, limit",
-    [
-        # A new one gets the lesser of 0.4 times 1.2 times the best's and 0.6 times its own steps.
-        (100, 1000, 0, 48),
-        (100, 50, 0, 30),
-        # From 3/4 of that on it gets 1.2 times the best's; it runs on by 1.3.
-        (100, 1000, 36, 120),
-        (100, 70, 100, 130),
-    ],
-)
+# A new one gets the lesser of 0.4 times 1.2 times the best's and 0.6 times its own steps. From 3/4
+# of that on it gets 1.2 times the best's; it runs on by 1.3.
+LIMITS = [[100, 1000, 0, 48], [100, 50, 0, 30], [100, 1000, 36, 120], [100, 70, 100, 130]]
+
+
+@pytest.mark.parametrize("best_steps, predicted, first_step, limit", LIMITS)
 def test_the_limit_once_the_target_was_reached(best_steps, predicted, first_step, limit):
     assert limit_after_hit(best_steps, predicted, first_step) == pytest.approx(limit)
 
@@ -134,17 +125,6 @@ def test_the_limit_once_the_target_was_reached(best_steps, predicted, first_step
 @pytest.mark.parametrize("best_steps, length", [(None, 500), (100, 250), (400, 480)])
 def test_the_longest_schedule_that_is_affordable(best_steps, length):
     assert affordable_length(500, 6400, best_steps) == pytest.approx(length)
-
-
-@pytest.mark.parametrize(
-    "kind, log_steps",
-    # As exactly as seeds differ; the least that it can be.
-    [(VALUE, 5.5), (BOUND, 6.0)],
-)
-def test_what_a_history_says_of_its_own_trial(kind, log_steps):
-    rows = Rows(*(np.array([one]) for one in (0.0, 0.0, 6.0, 0.2, kind)))
-    theta = np.full(NOISE + 1, math.log(0.2))
-    assert informed(np.array([5.0]), rows, [0], theta) == pytest.approx([log_steps])
 
 
 @pytest.mark.parametrize(
@@ -164,16 +144,14 @@ def test_how_far_a_new_trial_goes(records, low, high):
         assert low <= proposal.max_steps <= high
 
 
-@pytest.mark.parametrize(
-    "status, fields",
-    [
-        ("failed", {"steps": 0}),
-        ("pruned", {"history": [(0, None)], "steps": 0}),
-        ("missed", {"steps": 4000}),
-        ("diverged", {}),
-        ("pruned", {"history": ((40, 0.4), (100, 0.4))}),
-    ],
-)
+@cases("""
+status | fields
+failed | {steps: 0}
+pruned | {history: [[0, null]], steps: 0}
+missed | {steps: 4000}
+diverged | {}
+pruned | {history: [[40, 0.4], [100, 0.4]]}
+""")
 def test_odd_records_have_a_proposal(status, fields):
     for count in (1, 8):
         records = [record(number, status, **fields) for number in range(count)]

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from refusals import cases
 from search_records import QUESTION, SPACE, Workload, record, step_time
 
 from bstune.core.space import Space
@@ -12,24 +13,23 @@ from bstune.search.grid import best_of_grid, grid_sizes, propose_of_grid
 SMALL = Space(16, 64, 0.0001, 10.0, "sqrt", (64, 0.1))
 
 
-@pytest.mark.parametrize(
-    "low, high, unfit, sizes",
-    [
-        # Ends between two powers.
-        (5, 128, [], [5, 8, 16, 32, 64, 128]),
-        (48, 48, [], [48]),
-        (32, 128, [record(1, "out of memory", batch_size=128)], [32, 64]),
-        (8, 128, [record(1, "refused", batch_size=16)], [32, 64, 128]),
-    ],
-)
-def test_batch_sizes_are_powers_of_two(low, high, unfit, sizes):
-    space = replace(SPACE, low=low, high=high)
-    assert grid_sizes(space, [record(0), *unfit] if unfit else []) == sizes
+@cases("""
+low | high | status | size | sizes
+# Ends between two powers.
+5 | 128 | null | null | [5, 8, 16, 32, 64, 128]
+48 | 48 | null | null | [48]
+32 | 128 | out of memory | 128 | [32, 64]
+8 | 128 | refused | 16 | [32, 64, 128]
+""")
+def test_batch_sizes_are_powers_of_two(low, high, status, size, sizes):
+    records = [record(0), record(1, status, batch_size=size)] if status else []
+    assert grid_sizes(replace(SPACE, low=low, high=high), records) == sizes
 
 
-@pytest.mark.parametrize(
-    "best, tried", [(4, [0, 1, -1, 2, -2, 3, 4, 5]), (-3, [0, 1, -1, 2, -2, -3, -4])]
-)
+TRIED = [[4, [0, 1, -1, 2, -2, 3, 4, 5]], [-3, [0, 1, -1, 2, -2, -3, -4]]]
+
+
+@pytest.mark.parametrize("best, tried", TRIED)
 def test_a_grid_is_extended_until_its_best_rate_lies_inside(best, tried):
     workload, records = Workload(lr=0.1 * 2.0**best), []
     octaves = {16: [], 32: [], 64: []}

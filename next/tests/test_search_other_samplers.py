@@ -5,6 +5,7 @@ import statistics
 
 import numpy as np
 import pytest
+from refusals import cases
 from search_records import BUDGET, QUESTION, SPACE, Workload, record, spec, step_time
 
 from bstune.core.question import Question
@@ -77,16 +78,14 @@ def of_metric(number, status, at_eighth, **fields):
     return record(number, status, lr=0.01 * (number + 1), **fields)
 
 
-@pytest.mark.parametrize(
-    "sampler, metric, resumable, resumed_from, max_steps",
-    [
-        # The median of those that finished was 1.2 then.
-        ("random", 1.1, True, 5, BUDGET),
-        ("qmc", 1.3, True, None, BUDGET // 8),
-        # A machine on which none can be resumed.
-        ("tpe", 1.1, False, None, BUDGET),
-    ],
-)
+@cases("""
+sampler | metric | resumable | resumed_from | max_steps
+# The median of those that finished was 1.2 then.
+random | 1.1 | true | 5 | 4000
+qmc | 1.3 | true | null | 500
+# A machine on which none can be resumed.
+tpe | 1.1 | false | null | 4000
+""")
 def test_for_the_best_metric_trials_are_pruned(sampler, metric, resumable, resumed_from, max_steps):
     records = [of_metric(number, "finished", 1.0 + 0.1 * number) for number in range(5)]
     records.append(of_metric(5, "pruned", metric))

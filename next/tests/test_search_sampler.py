@@ -2,6 +2,7 @@ import doctest
 
 import optuna
 import pytest
+from refusals import cases
 from search_records import QUESTION, history, record, step_time
 
 from bstune.core.errors import InputError
@@ -51,15 +52,13 @@ def test_ranges_that_do_not_hold_the_proposal():
     assert ask(study)[1:] == ask(optuna.create_study(sampler=make_sampler()))[1:]
 
 
-@pytest.mark.parametrize(
-    "evaluations, status, steps, steps_low",
-    [
-        ("10 0.9, 20 0.3, 40 0.1, 50 0.2", "reached", 40, 20),
-        ("10 0.9, 20 0.3", "pruned", 20, 10),
-        ("10 0.9, 20 0.3, 4000 0.2", "missed", 4000, 20),
-        ("10 0.9, 20 0.3, 40 nan", "diverged", 40, 20),
-    ],
-)
+@cases("""
+evaluations | status | steps | steps_low
+10 0.9, 20 0.3, 40 0.1, 50 0.2 | reached | 40 | 20
+10 0.9, 20 0.3 | pruned | 20 | 10
+10 0.9, 20 0.3, 4000 0.2 | missed | 4000 | 20
+10 0.9, 20 0.3, 40 nan | diverged | 40 | 20
+""")
 def test_how_a_trial_of_one_s_own_ended(evaluations, status, steps, steps_low):
     study = optuna.create_study(sampler=make_sampler())
     trial, batch_size, lr = ask(study)
@@ -72,9 +71,12 @@ def test_how_a_trial_of_one_s_own_ended(evaluations, status, steps, steps_low):
     assert (got.batch_size, got.lr, got.seconds_per_step) == (batch_size, lr, 0.25)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"lr": None}, {"target": "error < 0.1"}, {"scaling": "square root"}]
-)
+@cases("""
+arguments
+{lr: null}
+{target: error < 0.1}
+{scaling: square root}
+""")
 def test_arguments_that_cannot_be_used(arguments):
     with pytest.raises(InputError):
         make_sampler(**arguments)

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from refusals import cases
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 from search_records import SPACE, TARGET, history, record
@@ -59,16 +60,14 @@ def test_cost_of_a_length_where_the_target_is_reached_at_a_power_of_it():
     assert found.cost == pytest.approx(reached + 150 * (1 - chance) / chance, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "limits, steps",
-    [
-        ({"longest": 50.0}, 50.0),
-        # Where all is gained at the end, the step that reaches is the length.
-        ({"longest": 1e6, "latest": 105.0}, 105.0),
-        # Nothing is reliable that early: the longest comes closest.
-        ({"longest": 101.0, "reliable": True}, 101.0),
-    ],
-)
+@cases("""
+limits | steps
+{longest: 50.0} | 50.0
+# Where all is gained at the end, the step that reaches is the length.
+{longest: 1000000.0, latest: 105.0} | 105.0
+# Nothing is reliable that early: the longest comes closest.
+{longest: 101.0, reliable: true} | 101.0
+""")
 def test_limits_of_a_length(limits, steps):
     found = least_cost(ALL_AT_END, LOG_100, 0.1, **limits)
     assert found.steps == pytest.approx(steps, rel=0.01)

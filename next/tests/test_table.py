@@ -1,11 +1,10 @@
 import json
-import math
 from collections import Counter
 from functools import partial
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import cases, refused
 from search_records import spec
 
 from bstune.core.errors import InputError
@@ -38,23 +37,21 @@ def outcome(table, batch_size, lr, seed=0):
     return table.outcome(batch_size, lr, seed, TARGET)
 
 
-@pytest.mark.parametrize(
-    "table, batch_size, lr, steps, seconds",
-    [
-        # The geometric middle of two and of four.
-        (SQUARE, 16, 0.1, (40 * 20) ** 0.5, 1.0),
-        (SQUARE, 16, 0.2, (40 * 160 * 20 * 80) ** 0.25, 1.0),
-        (DIAGONAL, 16, 0.2, (40 * 20) ** 0.5, 1.0),
-        # A quarter of the way in log B.
-        (SQUARE, 8 * math.sqrt(2), 0.4, 160**0.75 * 80**0.25, 0.5 * math.sqrt(2)),
-        # Beyond the table the value at its edge.
-        (SQUARE, 2, 0.01, 40, 0.5),
-        (SQUARE, 100, 9.0, 80, 2.0),
-    ],
-)
+@cases("""
+table | batch_size | lr | steps | seconds
+# The geometric middle of two and of four.
+SQUARE | 16 | 0.1 | 28 | 1.0
+SQUARE | 16 | 0.2 | 57 | 1.0
+DIAGONAL | 16 | 0.2 | 28 | 1.0
+# A quarter of the way in log B.
+SQUARE | 11.3137085 | 0.4 | 135 | 0.7071068
+# Beyond the table the value at its edge.
+SQUARE | 2 | 0.01 | 40 | 0.5
+SQUARE | 100 | 9.0 | 80 | 2.0
+""")
 def test_interpolation_is_bilinear_in_logs(table, batch_size, lr, steps, seconds):
-    got = outcome(table, batch_size, lr)
-    assert (got.steps, got.end) == (round(steps), round(steps))
+    got = outcome({"SQUARE": SQUARE, "DIAGONAL": DIAGONAL}[table], batch_size, lr)
+    assert (got.steps, got.end) == (steps, steps)
     assert got.seconds_per_step == pytest.approx(seconds)
     assert got.history[-1] == (got.end, 0.1)
 
@@ -82,25 +79,19 @@ def test_step_time_and_budget():
     assert SQUARE.budget == Budget(steps=80, examples=1280)
 
 
-def answer(fields, max_steps, total_steps=1000):
-    trial = Trial(spec(max_steps=max_steps), TARGET, total_steps=total_steps)
-    return run_trial(partial(train, Table((run(**fields),))), trial)
-
-
-@pytest.mark.parametrize(
-    "fields, max_steps, status, steps, last",
-    [
-        ({}, 500, "reached", 40, 0.1),
-        # It stops at the first recorded evaluation from its last step on.
-        ({}, 15, "pruned", 20, 0.2),
-        # A run that ended goes on with its last value.
-        ({"metric": (0.4, 0.3, 0.2)}, 500, "pruned", 500, 0.2),
-        ({"metric": (0.4, 0.3, 0.2)}, 1000, "missed", 1000, 0.2),
-        ({"steps": (), "metric": (), "status": "diverged"}, 500, "diverged", 2, None),
-    ],
-)
+@cases("""
+fields | max_steps | status | steps | last
+{} | 500 | reached | 40 | 0.1
+# It stops at the first recorded evaluation from its last step on.
+{} | 15 | pruned | 20 | 0.2
+# A run that ended goes on with its last value.
+{metric: [0.4, 0.3, 0.2]} | 500 | pruned | 500 | 0.2
+{metric: [0.4, 0.3, 0.2]} | 1000 | missed | 1000 | 0.2
+{steps: [], metric: [], status: diverged} | 500 | diverged | 2 | null
+""")
 def test_a_trial_is_answered(fields, max_steps, status, steps, last):
-    got = answer(fields, max_steps)
+    trial = Trial(spec(max_steps=max_steps), TARGET, total_steps=1000)
+    got = run_trial(partial(train, Table((run(**fields),))), trial)
     assert (got.status, got.steps, got.history[-1]) == (status, steps, (steps, last))
     assert (got.train_seconds, got.seconds_per_step) == pytest.approx((0.5 * steps, 0.5))
 
@@ -155,19 +146,17 @@ def of_length(length, reached_at, **fields):
 LENGTHS = Table((of_length(100, reached_at=200), of_length(400, reached_at=400)))
 
 
-@pytest.mark.parametrize(
-    "length, steps, end, last",
-    [
-        # What was recorded.
-        (100, None, 100, 0.2),
-        # At each share of the schedule the metric is the geometric mean.
-        (200, None, 200, 0.1 * math.sqrt(2.0)),
-        # A tenth as long as the shortest, but no worse than the worst that was recorded.
-        (10, None, 10, 0.8),
-        # Longer than the longest: its values at the same steps.
-        (4000, 400, 400, 0.1),
-    ],
-)
+@cases("""
+length | steps | end | last
+# What was recorded.
+100 | null | 100 | 0.2
+# At each share of the schedule the metric is the geometric mean.
+200 | null | 200 | 0.1414214
+# A tenth as long as the shortest, but no worse than the worst that was recorded.
+10 | null | 10 | 0.8
+# Longer than the longest: its values at the same steps.
+4000 | 400 | 400 | 0.1
+""")
 def test_metrics_are_interpolated_over_the_length_of_the_schedule(length, steps, end, last):
     got = LENGTHS.outcome(8, 0.1, 0, TARGET, total_steps=length)
     assert (got.steps, got.end) == (steps, end)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from refusals import cases
 from search_records import history, spec
 
 from bstune.core.clock import TrainingClock
@@ -14,22 +15,21 @@ from bstune.trial.trial import BatchSizeRefused, Trial, run_trial
 TARGET = Target("val/loss", 0.1, "min")
 
 
-# Reports, max_steps, total_steps -> goes on after each, status, steps, steps_low.
-ENDS = {
-    "beyond its last step": ("40 0.3, 60 0.1", 50, [True, False], "reached", 60, 40),
-    "pruned": ("20 0.3, 50 0.2", 50, [True, False], "pruned", 50, 50),
-    "left near its budget": ("45 0.3, 90 0.2", 100, [True, True], "missed", 90, 90),
-    "NaN": ("5 0.3, 9 nan", 50, [True, False], "diverged", 9, 5),
-    "an untrained start": ("0 0.9, 5 0.1", 50, [True, False], "reached", 5, 0),
-    "goes on after its end": ("5 0.1, 9 0.3", 50, [False, False], "reached", 5, 0),
-    "a step twice": ("9 0.3, 9 0.1", 50, [True, False], "failed", 9, 9),
-    "never reported": ("", 50, [], "failed", 0, 0),
-}
-
-
-@pytest.mark.parametrize("case", ENDS)
-def test_reports_end_a_trial(case):
-    reports, max_steps, answers, status, steps, steps_low = ENDS[case]
+# What is reported, the last step -> goes on after each, status, steps, steps_low. In turn: beyond
+# the last step, pruned, left near its budget, NaN, an untrained start, after its end, a step twice,
+# never reported.
+@cases("""
+reports | max_steps | answers | status | steps | steps_low
+40 0.3, 60 0.1 | 50 | [true, false] | reached | 60 | 40
+20 0.3, 50 0.2 | 50 | [true, false] | pruned | 50 | 50
+45 0.3, 90 0.2 | 100 | [true, true] | missed | 90 | 90
+5 0.3, 9 nan | 50 | [true, false] | diverged | 9 | 5
+0 0.9, 5 0.1 | 50 | [true, false] | reached | 5 | 0
+5 0.1, 9 0.3 | 50 | [false, false] | reached | 5 | 0
+9 0.3, 9 0.1 | 50 | [true, false] | failed | 9 | 9
+null | 50 | [] | failed | 0 | 0
+""")
+def test_reports_end_a_trial(reports, max_steps, answers, status, steps, steps_low):
     trial = Trial(spec(max_steps=max_steps), TARGET, total_steps=100)
     assert [trial.report(step, value) for step, value in history(reports)] == answers
     record = trial.record()
