@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.plugins import MixedPrecision
+from refusals import cases
 from search_records import spec
 from small import EXAMPLES, QUIET, Batches, Data, Model, examples, trained
 from torch import nn
@@ -122,27 +123,32 @@ def test_evaluations_come_where_the_rule_says(first, limit, examples):
     assert record.train_seconds >= 400 * record.seconds_per_step / 3 > 0.0
 
 
-# The target's goal, the module, max_steps, changes of the trial, status, steps.
-ENDS = {
-    "reached": (0.6, Module, 60, {}, "reached", 40),
-    "missed": (0.0, Module, 60, {}, "missed", 60),
-    "pruned": (0.0, Module, 30, {}, "pruned", 30),
-    "its time is over": (0.0, Module, 60, {"until": 0.0}, "pruned", 1),
-    "diverged": (0.0, Unstable, 60, {}, "diverged", 40),
-    "the other package": (0.0, of_other_package, 30, {}, "pruned", 30),
-    "a logger in use": (0.0, Logging, 30, {}, "pruned", 30),
+MODULES = {
+    "plain": Module,
+    "unstable": Unstable,
+    "of the other package": of_other_package,
+    "with a logger": Logging,
 }
 
 
-@pytest.mark.parametrize("case", ENDS)
-def test_a_fit_ends_with_its_trial(case, tmp_path):
-    goal, build, max_steps, changes, status, steps = ENDS[case]
+# The module, the target's goal, the last step, when its time is over -> status, steps.
+@cases("""
+build | goal | max_steps | until | status | steps
+plain | 0.6 | 60 | null | reached | 40
+plain | 0.0 | 60 | null | missed | 60
+plain | 0.0 | 30 | null | pruned | 30
+plain | 0.0 | 60 | 0.0 | pruned | 1
+unstable | 0.0 | 60 | null | diverged | 40
+of the other package | 0.0 | 30 | null | pruned | 30
+with a logger | 0.0 | 30 | null | pruned | 30
+""")
+def test_a_fit_ends_with_its_trial(build, goal, max_steps, until, status, steps, tmp_path):
     save_to = tmp_path / "saved" / "0.ckpt"
     target = Target("val/loss", goal, "min")
-    trial = trial_of(target, max_steps=max_steps, save_to=save_to, **changes)
+    trial = trial_of(target, max_steps=max_steps, save_to=save_to, until=until)
     progress = []
     trial.on_progress = lambda: progress.append(trial.steps)
-    record, module = run(trial, build)
+    record, module = run(trial, MODULES[build])
     assert (record.status, record.steps) == (status, steps), record.message
     assert save_to.exists() == (status == "pruned")
     assert len(progress) >= record.steps
@@ -198,24 +204,14 @@ class Seen(Callback):
 
 def test_the_users_arguments_stay_but_for_what_stops_prints_and_writes(tmp_path):
     seen = Seen()
-    arguments = {
-        "callbacks": [
-            seen,
-            EarlyStopping("val/loss", patience=0, min_delta=9.0, check_on_train_epoch_end=False),
-            ModelCheckpoint(tmp_path / "best"),
-            Timer("00:00:00:00"),
-            LearningRateFinder(),
-            BatchSizeFinder(),
-            GradientAccumulationScheduler({2: 4}),
-        ],
-        "gradient_clip_val": 0.5,
-        "max_epochs": 1,
-        "min_epochs": 99,
-        "fast_dev_run": True,
-        "barebones": True,
-        "accumulate_grad_batches": 4,
-        "default_root_dir": tmp_path,
-    }
+    stops_early = EarlyStopping(
+        "val/loss", patience=0, min_delta=9.0, check_on_train_epoch_end=False
+    )
+    ends = Timer("00:00:00:00"), LearningRateFinder(), BatchSizeFinder()
+    writes = ModelCheckpoint(tmp_path / "best"), GradientAccumulationScheduler({2: 4})
+    arguments = {"callbacks": [seen, stops_early, *ends, *writes], "gradient_clip_val": 0.5}
+    arguments |= {"max_epochs": 1, "min_epochs": 99, "fast_dev_run": True, "barebones": True}
+    arguments |= {"accumulate_grad_batches": 4, "default_root_dir": tmp_path}
     record, module = run(trial_of(max_steps=50), trainer=lambda trial: arguments)
     assert (record.steps, seen.batches, module.lr) == (50, 50, 0.05)
     assert module.trainer.gradient_clip_val == 0.5

@@ -16,9 +16,6 @@ from bstune.study.next_step import fatal_error, next_step
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 
 TARGET = Target("val/loss", 0.1, "min")
-BASELINE = Configuration(batch_size=64, lr=0.4)
-
-
 LIMITED = {"deadline": Deadline(0.0, 100.0)}
 
 
@@ -26,7 +23,7 @@ def plan(**changes):
     fixed = {
         "question": Question(TARGET, Budget(steps=400, examples=60_000)),
         "space": Space(4, 1200, 1e-3, 100.0, "sqrt", (64, 0.4)),
-        "baseline": BASELINE,
+        "baseline": Configuration(batch_size=64, lr=0.4),
         "trials": 2,
         "seeds": 2,
         "seed": 0,
