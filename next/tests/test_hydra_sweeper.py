@@ -2,7 +2,6 @@
 them."""
 
 import json
-import math
 import os
 import runpy
 import shutil
@@ -15,8 +14,8 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from refusals import as_yaml, refused, rows
-from search_records import spec
+from refusals import as_yaml, cases, refused
+from search_records import history, spec
 
 import bstune
 from bstune.core.records import Target
@@ -66,7 +65,9 @@ def read(tmp_path_factory):
         yield read_words
 
 
-SWEEPS = rows("""
+@cases(
+    """
+words | given | options
 SIZE RATE | - | batch_size: [8, 1024], lr: [0.0001, 1], budget.steps: 1
 # As for Optuna's sweeper a range's end is included; steps and choices are multiples.
 batch_size=range(32,260,32) RATE | - | batch_size: [32, 256, 32]
@@ -86,10 +87,9 @@ sampler: {_target_: TPESampler} | target: max value, trials: 9, study: t, object
 sampler: frontier
 SIZE RATE | target: a <= 1, max_steps: steps, baseline: {lr: 0.5} | objective: time, \
 budget.steps: 500, baseline: [64, 0.5]
-""")
-
-
-@pytest.mark.parametrize("words, given, options", SWEEPS)
+""",
+    str,
+)
 def test_a_sweep_gives_the_options_of_its_study(read, words, given, options):
     found = read(typed(words), **BEST | as_yaml(given))[1]
     dumped = json.loads(found.model_dump_json()) | {"target": str(found.target)}
@@ -111,7 +111,9 @@ def test_a_job_takes_what_its_keys_say(read):
     assert application.overrides(trial) == [*own, "+to='/it\\'s'", "+net.depth=3"]
 
 
-CANNOT = rows("""
+@cases(
+    """
+words | given | named
 # All that is missing is asked for at once.
 - | resume_from: checkpoint, target: null | sweeper.batch_size, sweeper.lr, max_steps, save_to
 SIZE | - | KEY=tag(log, hydra.sweeper.lr=KEY
@@ -123,38 +125,34 @@ SIZE RATE | save_to: nothing | 'nothing'
 SIZE RATE seed=1,2 | - | seed
 SIZE lr=interval( | - | hydra.sweeper.params
 SIZE RATE | search_space: {lr: {}} | search_space
-""")
-
-
-@pytest.mark.parametrize("words, given, named", CANNOT)
+""",
+    str,
+)
 def test_what_cannot_be_used_is_one_line(read, words, given, named):
     with refused(named):
         read(typed(words), **BEST | as_yaml(given))
 
 
-@pytest.mark.parametrize(
-    "target, whole, returned, status, history, seconds",
-    [
-        ("min a", True, [(3, 0.5), (9, 0.7)], "finished", [(100, 0.5)], 8.0),
-        ("min a", True, [(3, 0.5), (9, math.nan)], "diverged", [(100, None)], 8.0),
-        ("min a", False, {"a": None, "seconds": 2, "b": 1}, "diverged", [(100, None)], 2.0),
-        ("a <= 1", False, {"a": [(20, 3), (60, 1), (80, 0)], "seconds": 4}, "reached",
-         [(20, 3.0), (60, 1.0)], 3.0),
-        ("a <= 1", False, [(0, 9)], "failed", [], 0.0),
-    ],
-)  # fmt: skip
-def test_what_a_job_returns_is_its_trials(target, whole, returned, status, history, seconds):
+@cases("""
+target | whole | returned | status | evaluations | seconds
+min a | true | [[3, 0.5], [9, 0.7]] | finished | 100 0.5 | 8.0
+min a | true | [[3, 0.5], [9, .nan]] | diverged | 100 - | 8.0
+min a | false | {a: null, seconds: 2, b: 1} | diverged | 100 - | 2.0
+a <= 1 | false | {a: [[20, 3], [60, 1], [80, 0]], seconds: 4} | reached | 20 3, 60 1 | 3.0
+a <= 1 | false | [[0, 9]] | failed | null | 0.0
+""")
+def test_what_a_job_returns_is_its_trials(target, whole, returned, status, evaluations, seconds):
     trial = Trial(spec(), Target.parse(target), total_steps=100)
     report(trial, returned, 8.0, whole)
     record = trial.record()
-    assert (record.status, list(record.history)) == (status, history)
+    assert (record.status, record.history) == (status, history(evaluations))
     assert record.train_seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    "target, returned",
-    [("a <= 1", 0.5), ("min a", None), ("min a", {"b": 1}), ("min a", [0.5, 0.4])],
-)
+WRONG = [["a <= 1", 0.5], ["min a", None], ["min a", {"b": 1}], ["min a", [0.5, 0.4]]]
+
+
+@pytest.mark.parametrize("target, returned", WRONG)
 def test_a_job_is_told_what_to_return(target, returned):
     with refused("return"):
         report(Trial(spec(), Target.parse(target), total_steps=100), returned, 8.0, False)

@@ -4,7 +4,7 @@ import json
 
 import optuna
 import pytest
-from refusals import rows
+from refusals import cases
 from test_run import own, places
 
 from bstune.__main__ import main
@@ -35,7 +35,9 @@ def attributes(url):
     }
 
 
-CANNOT = rows("""
+@cases(
+    """
+command | named
 study=own | storage=URL, study=NAME
 {storage} study=nosuch | nosuch, own, foreign
 storage=sqlite:///nosuch.db study=own | own, none
@@ -45,10 +47,9 @@ storage=sqlite:///nosuch.db study=own | own, none
 {storage} study=own | --config-dir
 {storage} study=own trials=3 | trials
 {storage} study=own {conf} module._target_=small.Leaves | module._target_=small.Model, small.Leaves
-""")
-
-
-@pytest.mark.parametrize("command, named", CANNOT)
+""",
+    str,
+)
 def test_who_cannot_join_is_told_in_one_line(begun, tmp_path, monkeypatch, capsys, command, named):
     monkeypatch.chdir(tmp_path)
     url = f"sqlite:///{begun}/study.db"

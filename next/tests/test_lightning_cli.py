@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from refusals import refused, rows
+from refusals import cases, refused
 
 import bstune
 from bstune.__main__ import main
@@ -151,7 +151,9 @@ def test_a_file_is_tuned_and_its_best_trained(capsys):
     assert json.loads(capsys.readouterr().out)["values"] == result.best.values
 
 
-MISTAKES = rows("""
+@cases(
+    """
+further | named
 lr_key=model.init_args.lrr | lr_key, model.init_args.learning_rate
 --model.class_path=nosuch.Model | nosuch
 --optimizer=Adam | lr_key, model.init_args.learning_rate, optimizer.init_args.lr
@@ -160,10 +162,9 @@ nosuch.yaml | nosuch.yaml
 algorithm=adm | adm, adam, sgd
 list.yaml | list.yaml, LightningCLI
 hydra.yaml | hydra.yaml, defaults
-""")
-
-
-@pytest.mark.parametrize("further, named", MISTAKES)
+""",
+    str,
+)
 def test_a_mistake_is_one_line(further, named):
     Path("list.yaml").write_text("- trainer\n")
     Path("hydra.yaml").write_text("defaults: [model]\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from own_loops import loss, study, train
-from refusals import as_yaml, refused, rows
+from refusals import as_yaml, cases, refused
 from small import Data, Model, examples
 
 import bstune
@@ -54,9 +54,9 @@ def test_the_trials_of_a_loop_end_by_their_closed_form(finished):
             assert (record.steps_low, record.steps) == (meets - 2, meets)
 
 
-def spec_of(record, **changes):
+def spec_of(record):
     fields = {name: getattr(record, name) for name in Spec.model_fields}
-    return Spec(**fields | {"resumed_from": None} | changes)
+    return Spec(**fields | {"resumed_from": None})
 
 
 def leave(own, after, error):
@@ -121,14 +121,12 @@ def test_what_is_saved_is_resumed(body, save, is_resumed, tmp_path):
     assert there == (left - {one.resumed_from for one in records} if is_resumed else set())
 
 
-@pytest.mark.parametrize(
-    "reports, words",
-    [
-        ([], "trial.report(step, value)"),
-        ([(4, 1.0), (2, 1.0)], "trial.first_step"),
-        ([(4, 1.0, 2.0), (6, 1.0, 1.0)], "seconds=seconds"),
-    ],
-)
+@cases("""
+reports | words
+[] | trial.report(step, value)
+[[4, 1.0], [2, 1.0]] | trial.first_step
+[[4, 1.0, 2.0], [6, 1.0, 1.0]] | seconds=seconds
+""")
 def test_a_loop_that_reports_wrongly_is_told_the_line_to_write(reports, words, tmp_path):
     with refused(words, UserCodeError):
         for trial in study(tmp_path):
@@ -158,15 +156,16 @@ def test_what_is_asked_is_what_trials_are(options, tmp_path):
         assert ASKED[options](trial)
 
 
-WRONG = rows("""
+@cases(
+    """
+changes | words
 target: null, budget: null, baseline: null | target, budget, baseline, missing
 tune: {dropout: [0, 0.5]} | baseline, values, dropout
 precision: bf16-mixed, survey: off | precision, survey, bstune.tune
 trails: 3 | trails, trials
-""")
-
-
-@pytest.mark.parametrize("changes, words", WRONG)
+""",
+    str,
+)
 def test_what_is_missing_or_of_no_use_is_told_at_once(changes, words, tmp_path):
     with refused(words):
         study(tmp_path, **as_yaml(changes))
@@ -224,7 +223,7 @@ def test_hugging_face_trials_resume_as_if_they_had_not_stopped(tmp_path):
     pytest.importorskip("accelerate")
     from bstune.integrations.huggingface import StopAtTarget, training_arguments
 
-    def rows(seed):
+    def rows_of(seed):
         return [{"inputs": inputs, "labels": label} for inputs, label in examples(seed)]
 
     class Net(torch.nn.Module):
@@ -241,18 +240,17 @@ def test_hugging_face_trials_resume_as_if_they_had_not_stopped(tmp_path):
         trainer = transformers.Trainer(
             model_init=Net,
             args=training_arguments(trial, disable_tqdm=True, use_cpu=True),
-            train_dataset=rows(0),
-            eval_dataset=rows(1),
+            train_dataset=rows_of(0),
+            eval_dataset=rows_of(1),
             callbacks=[StopAtTarget(trial, 256)],
         )
         trainer.train(resume_from_checkpoint=trial.resume_from)
 
-    changes = {"objective": "metric", "target": "min eval_loss", "budget": 60}
-    own = study(tmp_path, baseline=(16, 0.01), scaling="sqrt", **changes)
+    asked = as_yaml("objective: metric, target: min eval_loss, budget: 60, baseline: [16, 0.01]")
+    own = study(tmp_path, scaling="sqrt", **asked)
     for trial in own:
         fit_trainer(trial)
-    records = own.result.records
-    resumed = [record for record in records if record.resumed_from is not None]
+    resumed = [record for record in own.result.records if record.resumed_from is not None]
     assert resumed
     for record in resumed:
         spec = spec_of(record)
