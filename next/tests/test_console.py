@@ -32,13 +32,3 @@ def test_seconds(value, text):
 def test_a_long_path_stays_whole():
     path = "/home/me/" + "long-name/" * 10
     assert path in console.wrap("Page", f"see {path}", width=40).split()
-
-
-@cases("""
-word | name
-batchsize | batch_size
-trails | trials
-xyz | null
-""")
-def test_guess(word, name):
-    assert console.guess(word, ["batch_size", "trials", "lr"]) == name
