@@ -9,7 +9,7 @@ from search_records import QUESTION, SPACE, record
 
 from bstune.core.question import Question
 from bstune.study import advice
-from bstune.study.advice import for_curve, off_law, warnings_of
+from bstune.study.advice import for_curve, off_law, searched_range, warnings_of
 from bstune.study.plan import Plan
 from bstune.study.result import Searched
 
@@ -68,14 +68,23 @@ def test_new_seeds_that_were_not_run_are_asked_for(runs, seeds):
     assert advice.missing(PLAN, None, other, None, [record()])[1] == {"seeds": seeds}
 
 
-@pytest.mark.parametrize("objective, expected", [("time", ["step times"]), ("steps", [])])
+@cases("""
+objective | expected
+time | [step times]
+steps | []
+""")
 def test_step_times_matter_for_time_alone(objective, expected):
     best = BEST.model_copy(update={"step_seconds_error": 0.2})
     question = replace(QUESTION, objective=objective)
     assert kinds(replace(PLAN, question=question), best=best) == expected
 
 
-@pytest.mark.parametrize("repeats, expected", [(9, ["evaluations"]), (0, ["evaluations"]), (2, [])])
+@cases("""
+repeats | expected
+9 | [evaluations]
+0 | [evaluations]
+2 | []
+""")
 def test_evaluations_of_the_new_seeds_that_decide_are_warned_of(repeats, expected):
     """Those of the best, trial 9, and of the baseline; not those of one that was given up."""
     records = [record(0, role="baseline"), *(record(number) for number in range(1, 10))]
@@ -98,3 +107,16 @@ def test_what_narrows_b_crit(ends, to_add, largest, expected):
     found = critical(*ends).model_copy(update={"largest": largest})
     got = for_curve(CURVE_PLAN, "s", found, missing(*to_add), [record()])
     assert (got and got[1]) == expected
+
+
+@cases("""
+changes | sizes | expected
+# Octaves, how many have a trial that reached, the middles to add.
+{} | [8, 16, 40, 64, 128, 512] | [6, 6, []]
+{multiple: 8} | [64] | [6, 1, [8, 24, 48, 184, 360]]
+{low: 64, high: 64} | [64] | [1, 1, []]
+""")
+def test_octaves_of_a_range(changes, sizes, expected):
+    records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
+    found = searched_range(replace(SPACE, **changes), records)
+    assert [found.octaves, found.reached, list(found.to_add)] == expected

@@ -11,7 +11,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.advice import followed
-from bstune.study.analysis import Study, analyse
+from bstune.study.analysis import Study, analyse, is_near_trials
 from bstune.study.deadline import Deadline
 from bstune.study.plan import Plan
 from bstune.study.result import ResultWarning
@@ -181,12 +181,12 @@ def test_steps_lie_in_the_middle_between_evaluations():
     assert found.speedup.value == pytest.approx(290.5 / 36.5)
 
 
-def test_new_seeds_of_too_few_steps_tell_no_share_but_where_that_is_the_budget():
-    """Less than twice the steps that are predicted."""
-    records = [one.model_copy(update={"max_steps": 70}) for one in SWITCH]
-    for budget, share in ((70, 3.5 / 4), (4000, 0.5)):
-        result = analyse(study(question=Question(TARGET, Budget(steps=budget))), records)
-        assert result.best.predicted_share == pytest.approx(share, abs=0.02)
+def test_rates_that_a_trial_speaks_for():
+    """Those that reached have 0.4 and 1.6 at batch size 64, which by the rule are 0.8 and 3.2."""
+    records = [record(0, "baseline", 64, 0.4, 300), record(1, "search/0", 64, 1.6, 90)]
+    space = study().plan.space
+    near = [is_near_trials(space, 256, lr, records) for lr in (0.39, 0.41, 6.3, 6.5)]
+    assert near == [False, True, True, False]
 
 
 # It gains no more than the best; nothing is said where it is predicted to.

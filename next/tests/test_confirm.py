@@ -85,7 +85,12 @@ def test_a_pair_in_which_one_run_missed_has_the_information_of_a_tobit_model():
     assert math.log(found.high / found.value) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("text, is_bound", [("1 2 3", False), (">5 >5 4", True), (">5", True)])
+@cases("""
+text | is_bound
+1 2 3 | false
+'>5 >5 4' | true
+'>5' | true
+""")
 def test_interval_of_a_median_by_hand(text, is_bound):
     of_text = runs(text, error=0.2)
     median, _ = median_run(of_text)

@@ -53,7 +53,13 @@ def test_gap_and_reached(target, value, reached, gap):
     assert target.gap(value) == pytest.approx(gap, nan_ok=True)
 
 
-@pytest.mark.parametrize("batch_size, step", [(4, 15_000), (100, 600), (150, 400), (1000, 400)])
+@cases("""
+batch_size | step
+4 | 15000
+100 | 600
+150 | 400
+1000 | 400
+""")
 def test_a_budget_ends_once_steps_and_examples_are_spent(batch_size, step):
     assert Budget(steps=400, examples=60_000).last_step(batch_size) == step
 

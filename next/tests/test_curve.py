@@ -2,7 +2,7 @@ import doctest
 
 import pytest
 import yaml
-from refusals import refused
+from refusals import cases, refused
 
 import bstune
 from bstune.core.curve import slope_b_crit
@@ -22,7 +22,12 @@ def knee(batch_size, exponent, b_crit):
 
 
 # The slope is averaged over an octave, and drawn towards the law's, of exponent 1, near the ends.
-@pytest.mark.parametrize("exponent, tolerance", [(0.7, 0.02), (1.0, 0.01), (4.0, 0.02)])
+@cases("""
+exponent | tolerance
+0.7 | 0.02
+1.0 | 0.01
+4.0 | 0.02
+""")
 @pytest.mark.parametrize("b_crit", [40.0, 1000.0])
 def test_the_truth_of_other_formulas_is_the_slope(exponent, tolerance, b_crit):
     points = [(size, knee(size, exponent, b_crit)) for size in SIZES]

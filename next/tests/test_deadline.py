@@ -48,7 +48,11 @@ def test_a_start_that_takes_the_limit_leaves_nothing():
     assert not LIMIT.allows_mlflow(117.0)
 
 
-@pytest.mark.parametrize("start, trials, limit", [(3.0, [], 20.0), (12.0, [40, 40], 107.0)])
+@cases("""
+start | trials | limit
+3.0 | [] | 20.0
+12.0 | [40, 40] | 107.0
+""")
 def test_the_least_limit(start, trials, limit):
     assert least_limit(start, trials) == pytest.approx(limit)
 

@@ -112,7 +112,12 @@ def test_a_trial_trains_as_a_plain_trainer_does():
         assert torch.equal(tensor, module.state_dict()[name])
 
 
-@pytest.mark.parametrize("first, limit, examples", [(5, 0, 200), (None, 1, 50), (None, 0.5, 100)])
+@cases("""
+first | limit | examples
+5 | 0 | 200
+null | 1 | 50
+null | 0.5 | 100
+""")
 def test_evaluations_come_where_the_rule_says(first, limit, examples):
     trial = trial_of(total_steps=400, max_steps=400, first_evaluation=first)
     record, _ = run(trial, trainer=lambda trial: {"limit_val_batches": limit})

@@ -77,7 +77,11 @@ def test_what_failed_in_an_earlier_call_is_asked_again(tmp_path, status):
     assert places[:4] == ["baseline", "search/0", "search/1", "search/2"]
 
 
-@pytest.mark.parametrize("signal, status", [("SIGKILL", "out of memory"), ("SIGSEGV", "failed")])
+@cases("""
+signal | status
+SIGKILL | out of memory
+SIGSEGV | failed
+""")
 def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status):
     class Dead(InProcess):
         def poll(self, seconds):

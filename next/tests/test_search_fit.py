@@ -42,7 +42,11 @@ def test_the_sizes_that_are_worth_a_trial(trials, fits, low, high):
     assert (narrowed.low, narrowed.high) == (low, high)
 
 
-@pytest.mark.parametrize("trials, low, high", [("64 512m", 8, 64), ("32r 64r 128", 128, 512)])
+@cases("""
+trials | low | high
+64 512m | 8 | 64
+32r 64r 128 | 128 | 512
+""")
 def test_the_sizes_that_fit_as_far_as_is_known(trials, low, high):
     narrowed = sizes_that_fit(SPACE, records_of(trials), Ends())
     assert (narrowed.low, narrowed.high) == (low, high)

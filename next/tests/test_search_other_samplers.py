@@ -42,7 +42,9 @@ def test_proposals_are_allowed_and_follow_from_their_arguments(sampler):
     # Before one has reached the target its budget alone ends it.
     assert propose(sampler, []).max_steps == BUDGET
     unfit = [record(0, steps=400), record(1, "out of memory", batch_size=256, steps=0)]
-    assert propose(sampler, unfit).batch_size <= 128
+    unfit.append(record(2, "refused", batch_size=36, steps=0))
+    for seed in range(4):
+        assert propose(sampler, unfit, seed).batch_size in range(8, 129, 8)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,11 @@ def test_another_studys_settings_are_refused(tmp_path):
         open_study(tmp_path, settings={"target": "b", "batch_size": [4, 8]})
 
 
-@pytest.mark.parametrize("url", ["nosuch://me:s3cret@host/x", "sqlite:////proc/nosuch/x"])
+@cases("""
+url
+nosuch://me:s3cret@host/x
+sqlite:////proc/nosuch/x
+""")
 def test_a_storage_that_is_none_is_one_line(url):
     with pytest.raises((InputError, StudyError)) as error:
         StudyStorage(url, "x")

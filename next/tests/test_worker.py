@@ -19,7 +19,6 @@ from bstune.trial.worker import (
     TELL_WHERE,
     Answer,
     Failure,
-    InProcess,
     Worker,
     listen,
     tell_progress,
@@ -186,12 +185,6 @@ def test_what_is_printed_is_in_the_log_and_a_failed_import_is_an_outcome(tmp_pat
         assert "status 1" in outcome_of(worker, pow, 2, 3).reason
     for line in ("a line", "no_such_module"):
         assert line in log.read_text()
-
-
-def test_in_this_process():
-    worker = InProcess()
-    assert outcome_of(worker, os.getpid) == Answer(os.getpid())
-    assert "ValueError: no" in outcome_of(worker, raises).reason
 
 
 SCRIPT = """
