@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pytest
 from refusals import cases
-from search_records import BUDGET, SPACE, TARGET, record
+from search_records import BUDGET, QUESTION, SPACE, TARGET, Workload, record, step_time
 
+from bstune.search.grid import best_of_grid, propose_of_grid
 from bstune.search.law import B_CRIT, make_law
 from bstune.search.posterior import Posterior, rows_of
 from bstune.study.critical import critical_batch_size
+from bstune.study.estimates import answer_posterior
+from bstune.study.plan import Plan
 
 
 def critical(sizes, b_crit, factor):
@@ -60,3 +63,13 @@ def test_an_end_that_no_trial_bounds_is_open(sizes, factor, low, high):
         low and pytest.approx(low),
         high and pytest.approx(high),
     )
+
+
+def test_of_a_grid_the_best_of_each_batch_size_counts():
+    """The law of other rates takes no part."""
+    records = []
+    for number in range(30):
+        proposal = propose_of_grid(QUESTION, SPACE, step_time, records)
+        records.append(Workload().train(number, proposal, records))
+    plan = Plan(QUESTION, SPACE, baseline=None, trials=30, seeds=3, seed=0, sampler="grid")
+    assert answer_posterior(plan, records).chains == tuple(best_of_grid(SPACE, records))
