@@ -73,7 +73,6 @@ def warmed_cosine(step):
     return 0.5 * (1.0 + math.cos(math.pi * (step - 4) / (STEPS - 4)))
 
 
-MOMENTUM = {"_target_": "torch.optim.SGD", "momentum": 0.9}
 COSINE = {
     "_target_": "bstune.workloads.schedules.cosine",
     "total_steps": "${trial.total_steps}",
@@ -83,7 +82,7 @@ COSINE = {
 CASES = {
     "its schedule is kept": (Halves, "adam", None, halves, constant),
     "its optimizer is kept": (Halves, None, "linear", linear, constant),
-    "both": (Halves, "momentum", "linear", linear, None),
+    "both": (Halves, "heavy_ball", "linear", linear, None),
     "a node": (
         Halves,
         {"_target_": "torch.optim.SGD", "momentum": 0.9},
@@ -127,7 +126,7 @@ def test_the_rule_follows_the_optimizer_and_the_rate_stays():
 
 
 def test_an_algorithms_arguments_are_tuned():
-    given = ["algorithm=momentum", "tune=[momentum,label_smoothing]", "device=cpu"]
+    given = ["algorithm=heavy_ball", "tune=[momentum,label_smoothing]", "device=cpu"]
     recipe = compose(["+workload=digits", *given]).recipe
     assert recipe.own_values() == {"momentum": 0.9, "label_smoothing": 0.0}
     trial = settings_of(8, LR, STEPS, values={"momentum": 0.3, "label_smoothing": 0.1})
