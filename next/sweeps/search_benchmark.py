@@ -400,7 +400,13 @@ def search(
         proposal = asking.send(record)
 
 
-def path_of(problem: Problem, seed: int, most: float, asks: Searcher = by_bstune) -> dict[str, Any]:
+def path_of(
+    problem: Problem,
+    seed: int,
+    most: float,
+    asks: Searcher = by_bstune,
+    most_trials: int = MOST_TRIALS,
+) -> dict[str, Any]:
     """``trials`` of a search, and its ``path`` from the first hit on: spending, and the ratio then.
 
     The ratio is None where half of the choice's recorded runs miss the target.
