@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -235,17 +235,18 @@ def _value_of(problem: Problem, record: Record) -> float:
     return problem.value(cost, record.batch_size)
 
 
-def configuration_at(
-    space: Space, batch_size: int, place: float, on_rule: bool, places: Iterable[float] = ()
-) -> Configuration:
-    """The configuration at a place, 0 to 1, of the rates or, ``on_rule``, of octaves off the rule.
+def axis_of(space: Space, on_rule: bool) -> tuple[str, float, float, bool]:
+    """The coordinate of the rate: name, low, high, and whether it is searched by its logarithm."""
+    if not on_rule:
+        return "lr", space.lr_low, space.lr_high, True
+    half = 0.5 * math.log2(space.lr_high / space.lr_low)
+    return "octaves", -half, half, False
 
-    Both have as many octaves as the range of rates, in which the rate stays.
-    """
-    factor = (space.lr_high / space.lr_low) ** (place - 0.5 if on_rule else place)
-    lr = (space.rule_lr(batch_size) if on_rule else space.lr_low) * factor
-    lr = min(max(lr, space.lr_low), space.lr_high)
-    return Configuration(batch_size=batch_size, lr=lr, values=space.values_at(places))
+
+def lr_at(space: Space, batch_size: int, coordinate: float, on_rule: bool) -> float:
+    """The rate at a coordinate: the rate itself, or so many octaves off the square-root rule."""
+    lr = space.rule_lr(batch_size) * 2.0**coordinate if on_rule else coordinate
+    return min(max(lr, space.lr_low), space.lr_high)
 
 
 def _reports(hyperband: bool, last_step: int) -> Iterator[tuple[int, int]]:
@@ -284,12 +285,17 @@ def by_optuna(
     # Hyperband draws a trial's bracket by the study's name.
     study = optuna.create_study(study_name=str(seed), sampler=sampler(seed=seed), pruner=pruner)
     space, least = problem.space, math.inf
+    name, low, high, is_log = axis_of(space, on_rule)
     for number in count():
         trial = study.ask()
         size = trial.suggest_int("batch_size", space.low, space.high, log=True)
-        names = ("place", *(one.name for one in space.tunables))
-        place, *places = [trial.suggest_float(name, 0.0, 1.0) for name in names]
-        asked = configuration_at(space, size, place, on_rule, places)
+        coordinate = trial.suggest_float(name, low, high, log=is_log)
+        places = [trial.suggest_float(one.name, 0.0, 1.0) for one in space.tunables]
+        asked = Configuration(
+            batch_size=size,
+            lr=lr_at(space, size, coordinate, on_rule),
+            values=space.values_at(places),
+        )
         last_step = problem.question.budget.last_step(size)
         worth = _worth(problem, size, patience * least)
         outcome = problem.outcome(asked, trial_seed(seed, number))
@@ -336,9 +342,11 @@ def by_smac(problem: Problem, seed: int, on_rule: bool) -> Asking:
     from smac.runhistory import TrialValue
 
     space, budget, goal = problem.space, problem.question.budget, problem.target.goal or 1.0
+    name, low, high, is_log = axis_of(space, on_rule)
     parameters = ConfigurationSpace(seed=seed)
     parameters.add(
-        Integer("batch_size", (space.low, space.high), log=True), Float("place", (0.0, 1.0))
+        Integer("batch_size", (space.low, space.high), log=True),
+        Float(name, (low, high), log=is_log),
     )
     dearest = max(
         problem.value(budget.last_step(size) * problem.step_time(size), size)
@@ -364,10 +372,11 @@ def by_smac(problem: Problem, seed: int, on_rule: bool) -> Asking:
             last = min(last_step, _worth(problem, size, PATIENCE * least))
             # What has ended, or is worth no further step, tells what is known.
             if earlier is None or (earlier.status == "pruned" and earlier.steps < last):
-                asked = configuration_at(space, size, info.config["place"], on_rule)
+                lr = lr_at(space, size, info.config[name], on_rule)
                 parent = None if earlier is None else earlier.number
-                proposal = Proposal(**asked.model_dump(), max_steps=last, resumed_from=parent)
-                earlier = yield proposal
+                earlier = yield Proposal(
+                    batch_size=size, lr=lr, max_steps=last, resumed_from=parent
+                )
                 latest[info.config] = earlier
             logs = [math.log(value / goal) for value in earlier.finite_values]
             cost = DIVERGED if earlier.status == "diverged" else min(logs, default=DIVERGED)
