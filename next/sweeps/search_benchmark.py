@@ -20,13 +20,14 @@ from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import optuna
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner
 from pandas import DataFrame
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from bstune.core.question import Question
-from bstune.core.records import Budget, Record, Spec, Target
+from bstune.core.records import Budget, Record, Spec, Status, Target
 from bstune.core.space import Configuration, Space
 from bstune.search.decide import Proposal, propose
 from bstune.search.findings import predictions
@@ -38,9 +39,7 @@ from bstune.trial.table import Table, find_table
 
 TableName = Literal["fashion_mlp", "mnist_cnn", "cifar_mlp", "shakespeare_lstm", "mnist_mlp"]
 Objective = Literal["time", "steps"]
-Search = Literal[
-    "bstune", "tpe", "tpe hyperband", "gp", "qmc", "random", "random hyperband", "smac"
-]
+Search = Annotated[str, Field(pattern="^(bstune|(tpe|gp|qmc|random|smac)( hyperband)?( sqrt)?)$")]
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
     "tpe": optuna.samplers.TPESampler,
     "gp": optuna.samplers.GPSampler,
@@ -154,19 +153,17 @@ class Problem:
         """The next trial's end; it stops at exactly its last step."""
         number = len(records)
         parent = None if proposal.resumed_from is None else records[proposal.resumed_from]
-        is_baseline = number == 0 and self.baseline is not None
-        role: Literal["baseline", "search"] = "baseline" if is_baseline else "search"
         spec = Spec(
             number=number,
-            place=f"{role}/{number}",
-            role=role,
+            place=f"search/{number}",
+            role="search",
             seed=parent.seed if parent else trial_seed(seed, number),
             **proposal.model_dump(),
         )
         outcome = self.outcome(proposal, spec.seed)
         before = parent.steps if parent else 0
         steps = min(outcome.end, max(spec.max_steps, before))
-        status: Literal["pruned", "reached", "diverged", "missed"] = "pruned"
+        status: Status = "pruned"
         if outcome.steps is not None and outcome.steps <= steps:
             status = "reached"
         elif outcome.diverged and steps == outcome.end:
@@ -447,53 +444,47 @@ def run(
 ) -> tuple[DataFrame, Figure]:
     """Run each search on each table, and compare what their choices take.
 
-    Searches but bstune's run twice, over the rate and over octaves off the square-root rule. Its
-    choice is the best by the posterior's mean, that of the others is their fastest trial.
+    bstune's choice is the best by the posterior's mean, that of the others is their fastest trial.
 
     Args:
         output: the sweep's folder.
         tables: recorded runs that ship.
         objectives: ``time`` to the target, or ``steps``, whose costs are examples.
-        searches: ``hyperband`` is Optuna's pruner; the other ones have its MedianPruner.
+        searches: of Optuna, pruned by its MedianPruner or by ``hyperband``, or of SMAC3; with
+            ``sqrt`` over octaves off the square-root rule in place of the rate.
         seeds: their number.
         times: spendings, in costs of the best cell, after which searches are compared.
     """
-    if find_spec("smac") is None and "smac" in searches:
+    of_smac = [name for name in searches if "smac" in name]
+    if of_smac and find_spec("smac") is None:
         say("SMAC3 is left out, as it is not installed: pip install smac")
-        searches.remove("smac")
+        searches = [name for name in searches if name not in of_smac]
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     # QMCSampler is one.
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     units: list[Unit] = []
     for seed, table, objective, name in product(range(seeds), tables, objectives, searches):
-        for axis in ("sqrt",) if name == "bstune" else ("lr", "sqrt"):
-            units.append(
-                {"table": table, "objective": objective, "search": name, "axis": axis, "seed": seed}
-            )
+        units.append({"table": table, "objective": objective, "search": name, "seed": seed})
     most = max(times)
     rows = measured(output / "rows.jsonl", {"most": most}, units, partial(_searched, most))
     figure = Figure(figsize=(7 * len(objectives), 5), layout="tight")
     axes = dict(zip(objectives, figure.subplots(1, len(objectives), squeeze=False)[0], strict=True))
-    spendings = np.geomspace(1.0, most, 100)
+    spendings = [*times, *np.geomspace(1.0, most, 100)]
     lines = []
-    for (objective, name, axis), paths in rows.groupby(["objective", "search", "axis"], sort=False)[
-        "path"
-    ]:
-        ratios = np.array([[ratio_after(path, at) for at in spendings] for path in paths], float)
-        medians = np.median(np.nan_to_num(ratios, nan=np.inf), axis=0)
-        style = "--" if axis == "lr" else "-"
-        colour = f"C{searches.index(name)}"
-        axes[objective].plot(spendings, medians, style, color=colour, label=f"{name}, {axis}")
-        line = {"objective": objective, "search": name, "axis": axis, "n": len(paths)}
-        for time in times:
-            after = [ratio_after(path, time) or math.inf for path in paths]
-            line[f"{time:g}"] = np.median(after)
-            line[f"{time:g}, 90%"] = np.quantile(after, 0.9, method="inverted_cdf")
+    for (objective, name), paths in rows.groupby(["objective", "search"], sort=False)["path"]:
+        ratios = [[ratio_after(path, at) or math.inf for at in spendings] for path in paths]
+        medians = np.median(ratios, axis=0)
+        nineties = np.quantile(ratios, 0.9, axis=0, method="inverted_cdf")
         near = []
         for path in paths:
-            spent_near = [spent for spent, ratio in path if (ratio or math.inf) <= NEAR]
-            near.append(min(spent_near, default=math.inf))
-        lines.append({**line, f"to {NEAR}": np.median(near)})
+            all_near = [spent for spent, ratio in path if (ratio or math.inf) <= NEAR]
+            near.append(min(all_near, default=math.inf))
+        line = {"objective": objective, "search": name, "n": len(paths), "near": np.median(near)}
+        for time, median, ninety in zip(times, medians, nineties, strict=False):
+            line |= {f"{time:g}": median, f"{time:g}, 90%": ninety}
+        lines.append(line)
+        style = {"color": colormaps["tab20"](searches.index(name)), "label": name}
+        axes[objective].plot(spendings[len(times) :], medians[len(times) :], **style)
     for objective, of_objective in axes.items():
         of_objective.set(xscale="log", yscale="log", ylim=(1.0, 10.0), title=objective)
         of_objective.set(xlabel="spending / cost of the best cell", ylabel="choice / best cell")
@@ -502,22 +493,18 @@ def run(
 
 
 def _searched(most: float, unit: Unit) -> dict[str, Any]:
-    """One search; its path has the spendings at which the ratio changes."""
+    """One search."""
     problem = Problem(find_table(str(unit["table"])), cast(Objective, unit["objective"]))
-    name, _, pruner = str(unit["search"]).partition(" ")
-    on_rule = unit["axis"] == "sqrt"
+    name, *how = str(unit["search"]).split()
     asks: Searcher = by_bstune
+    on_rule = "sqrt" in how
     if name == "smac":
         asks = partial(by_smac, on_rule=on_rule)
     elif name != "bstune":
-        sampler = SAMPLERS[name]
-        asks = partial(by_optuna, sampler=sampler, hyperband=bool(pruner), on_rule=on_rule)
+        sampler, hyperband = SAMPLERS[name], "hyperband" in how
+        asks = partial(by_optuna, sampler=sampler, hyperband=hyperband, on_rule=on_rule)
     # The searches of a seed begin differently.
     seed = zlib.crc32(str([*unit.values()]).encode())
     found = path_of(problem, seed, most, asks, MOST_OF_GP if name == "gp" else MOST_TRIALS)
-    path: list[tuple[float, float | None]] = []
-    for spent, ratio in found["path"]:
-        rounded = ratio and round(ratio, 4)
-        if not path or path[-1][1] != rounded:
-            path.append((round(spent, 2), rounded))
+    path = [(round(spent, 2), ratio and round(ratio, 4)) for spent, ratio in found["path"]]
     return {**found, "path": path}

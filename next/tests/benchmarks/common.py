@@ -83,7 +83,8 @@ def run_gate(description, file, measure, summary, seeds, wanted=lambda **job: Tr
     jobs = [dict(zip(fields, values, strict=True)) for values in product(*fields.values())]
     given.rows.parent.mkdir(parents=True, exist_ok=True)
     for job in [job for job in jobs if wanted(**job)][given.part]:
-        if not any(job.items() <= row.items() for row in read_rows(given.rows)):
+        done = [{field: row.get(field) for field in job} for row in read_rows(given.rows)]
+        if job not in done:
             row = {
                 **job,
                 "bstune": bstune.__file__,

@@ -68,7 +68,7 @@ def covered(rows):
 
 def lengths(rows):
     """Each kind of problems with medians, new and old."""
-    for line in schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD)):
+    for line in schedule_lengths.summary(rows):
         if "new/old  " in line:
             yield line[:32].strip(), *line[32:].split()[1:7]
 
@@ -155,7 +155,7 @@ FIGURES = [
         GATES,
         "{}",
         "schedule_lengths_new.jsonl",
-        lambda rows: [[*schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD))][-1:]],
+        lambda rows: [[*schedule_lengths.summary(rows)][-1:]],
     ),
     (
         GATES,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from common import add_rows, jobs_of, parser, read_rows
+from common import run_gate
 from synthetic import KINDS, draw_law, law_table
 
 import bstune
@@ -345,27 +345,12 @@ def of_mlflow(result, folder):
 
 
 def summary(rows):
-    """Studies by question, and what contradicts."""
-    lines = []
-    for objective in OBJECTIVES:
-        ours = [row for row in rows if row["objective"] == objective]
-        verdicts = sorted({str(row.get("verdict")) for row in ours})
-        failed = [row for row in ours if row["status"]]
-        found = [(row["seed"], row["wrong"]) for row in ours if row.get("wrong")]
-        lines.append(
-            f"{objective:<8}{len(ours):>4} studies, {len(failed)} refused, {len(found)} with a "
-            f"contradiction; {', '.join(verdicts)}"
-        )
-        lines += [f"  {seed}: {line}" for seed, texts in found for line in texts]
-        lines += [f"  {row['seed']}: {row['told']}" for row in failed]
-    return lines
-
-
-def main():
-    given = parser(__doc__, "one_answer.jsonl", seeds=212).parse_args()
-    add_rows(given, jobs_of(seed=range(given.seeds)), measure)
-    print("\n".join(summary(read_rows(given.rows))))
+    """What contradicts, and what is refused, by seed; then how many studies there are."""
+    for row in rows:
+        for line in row.get("wrong") or [row["told"]] * bool(row["status"]):
+            yield f"{row['objective']}, seed {row['seed']}: {line}"
+    yield f"{len(rows)} studies"
 
 
 if __name__ == "__main__":
-    main()
+    run_gate(__doc__, "one_answer.jsonl", measure, summary, seeds=212)
