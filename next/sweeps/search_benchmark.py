@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
-from itertools import count, product
+from itertools import accumulate, count, product
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -53,12 +53,11 @@ MOST_TRIALS = 1000
 MOST_OF_GP = 60
 # A limit that is met exactly still holds, whatever its arithmetic has rounded.
 FOR_ROUNDING = 1.0 + 1e-9
-# Hyperband's reduction factor, and its resources: so many 27ths of a trial's budget.
+# Hyperband's reduction factor, and its resources: so many of the 27 parts of a trial's budget.
 FACTOR = 3
-SHARES = (1, 3, 9, 27)
-# Steps at which other trials report, so far apart in ratio: the pruner compares equal steps.
-FIRST_REPORT = 10
-REPORTS = 1.2
+SHARES, WHOLE = (1, 3, 9), 27
+# Steps at which other trials report: the pruner compares equal steps.
+STEPS = [(step, step) for step in accumulate([10] + 80 * [1.2], lambda step, by: round(step * by))]
 # Trials of others end once they have cost so many times their fastest one.
 PATIENCE = 2.0
 # What SMAC minimises, of a run that diverged: more than any metric's log over its target.
@@ -84,9 +83,8 @@ class Problem:
 
     @property
     def target(self) -> Target:
-        """The table's."""
-        assert self.table.target is not None  # noqa: S101 (shipped tables and laws have one)
-        return self.table.target
+        """That of shipped tables and of laws, which have one."""
+        return cast(Target, self.table.target)
 
     def step_cost(self, batch_size: float, seconds: float) -> float:
         """What a step of so many seconds costs."""
@@ -135,9 +133,7 @@ class Problem:
     def space(self) -> Space:
         """All of the table, and the rule."""
         rates = self.table.lrs[0], self.table.lrs[-1]
-        space = Space.around(self.table.range, rates, "sqrt", self.baseline, multiple=1)
-        assert space is not None  # noqa: S101 (there are rates)
-        return space
+        return cast(Space, Space.around(self.table.range, rates, "sqrt", self.baseline, 1))
 
     def ratio_of(self, chosen: Configuration | Record) -> float:
         """How many times the best cell's value a configuration takes; infinite where half miss."""
@@ -246,18 +242,6 @@ def lr_at(space: Space, batch_size: int, coordinate: float, on_rule: bool) -> fl
     return min(max(lr, space.lr_low), space.lr_high)
 
 
-def _reports(hyperband: bool, last_step: int) -> Iterator[tuple[int, int]]:
-    """Resource and step of each report: shares of the budget for Hyperband, else steps."""
-    if hyperband:
-        for share in SHARES:
-            yield share, math.ceil(last_step * share / SHARES[-1])
-        return
-    step = FIRST_REPORT
-    while True:
-        yield step, step
-        step = round(step * REPORTS)
-
-
 def by_optuna(
     problem: Problem,
     seed: int,
@@ -272,13 +256,13 @@ def by_optuna(
         problem, seed: of the search.
         sampler: makes it.
         hyperband: the pruner is Hyperband, with a trial's budget as its resource; else the median
-            of other trials at the same step.
+            of other trials at the same step. A trial is judged by its first evaluation from there.
         on_rule: search octaves off the square-root rule in place of the rate.
         patience: a trial ends at so many times the least value.
     """
     pruner: BasePruner = MedianPruner()
     if hyperband:
-        pruner = HyperbandPruner(SHARES[0], SHARES[-1], FACTOR)
+        pruner = HyperbandPruner(1, WHOLE, FACTOR)
     # Hyperband draws a trial's bracket by the study's name.
     study = optuna.create_study(study_name=str(seed), sampler=sampler(seed=seed), pruner=pruner)
     space, least = problem.space, math.inf
@@ -294,9 +278,19 @@ def by_optuna(
             values=space.values_at(places),
         )
         last_step = problem.question.budget.last_step(size)
-        worth = _worth(problem, size, patience * least)
-        outcome = problem.outcome(asked, trial_seed(seed, number))
-        end = _pruned_at(trial, outcome, worth, _reports(hyperband, last_step))
+        end = worth = _worth(problem, size, patience * least)
+        history = problem.outcome(asked, trial_seed(seed, number)).history
+        reports = STEPS
+        if hyperband:
+            reports = [(share, math.ceil(last_step * share / WHOLE)) for share in SHARES]
+        for resource, at in reports:
+            value = next((value for step, value in history if at <= step <= worth), None)
+            if value is None:
+                break
+            trial.report(value, resource)
+            if trial.should_prune():
+                end = at
+                break
         record = yield Proposal(**asked.model_dump(), max_steps=end)
         value = _value_of(problem, record)
         if record.reached:
@@ -312,20 +306,6 @@ def _worth(problem: Problem, batch_size: int, value: float) -> int:
     """The last step of a trial that may come to a value, within its budget."""
     steps = value / problem.value(problem.step_time(batch_size), batch_size)
     return max(1, int(min(steps * FOR_ROUNDING, problem.question.budget.last_step(batch_size))))
-
-
-def _pruned_at(
-    trial: optuna.Trial, outcome: Outcome, last: int, reports: Iterator[tuple[int, int]]
-) -> int:
-    """The step at which a pruner, told the first evaluation from each report on, ends a trial."""
-    for resource, at in reports:
-        value = next((value for step, value in outcome.history if at <= step <= last), None)
-        if value is None:
-            break
-        trial.report(value, resource)
-        if trial.should_prune():
-            return at
-    return last
 
 
 def by_smac(problem: Problem, seed: int, on_rule: bool) -> Asking:
@@ -354,7 +334,7 @@ def by_smac(problem: Problem, seed: int, on_rule: bool) -> Asking:
     with tempfile.TemporaryDirectory() as folder:
         scenario = Scenario(
             parameters, output_directory=Path(folder), deterministic=True, min_budget=1,
-            max_budget=SHARES[-1], n_trials=MOST_TRIALS, seed=seed,
+            max_budget=WHOLE, n_trials=MOST_TRIALS, seed=seed,
         )  # fmt: skip
         intensifier = MultiFidelityFacade.get_intensifier(scenario, eta=FACTOR)
         facade = MultiFidelityFacade(
@@ -365,7 +345,7 @@ def by_smac(problem: Problem, seed: int, on_rule: bool) -> Asking:
             info = facade.ask()
             size = int(info.config["batch_size"])
             earlier = latest.get(info.config)
-            last_step = math.ceil(budget.last_step(size) * info.budget / SHARES[-1])
+            last_step = math.ceil(budget.last_step(size) * info.budget / WHOLE)
             last = min(last_step, _worth(problem, size, PATIENCE * least))
             # What has ended, or is worth no further step, tells what is known.
             if earlier is None or (earlier.status == "pruned" and earlier.steps < last):

@@ -59,30 +59,25 @@ def run_gate(description, file, measure, summary, seeds, wanted=lambda **job: Tr
         file: of ``rows/``; ``--rows`` gives another one.
         measure: gives a row's other fields; its arguments are ``seed`` and those of the options.
         summary: gives lines, of all rows.
-        seeds: how many, unless ``--seeds`` says; 0: only sum up.
+        seeds: how many, unless ``--seeds`` says; 0: only sum up; None: rows have no seed.
         wanted: whether there is such a row.
         options: each with the field that it sets, and its values.
     """
-
-    def part(text):
-        number, parts = map(int, text.split("/"))
-        return slice(number - 1, None, parts)
 
     command = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.add_argument("--rows", type=Path, default=ROWS / file)
     command.add_argument("--seeds", type=int, default=seeds)
-    command.add_argument("--part", type=part, default=slice(None), help="1/2, 2/2: of 2 processes")
     for name, (field, values) in options.items():
         kind = str if isinstance(values[-1], str) else json.loads
         command.add_argument(f"--{name}", dest=field, nargs="+", type=kind, default=values)
     given = command.parse_args()
-    fields = {"seed": range(given.seeds)}
+    fields = {} if given.seeds is None else {"seed": range(given.seeds)}
     fields |= {field: getattr(given, field) for field, _ in options.values()}
     jobs = [dict(zip(fields, values, strict=True)) for values in product(*fields.values())]
     given.rows.parent.mkdir(parents=True, exist_ok=True)
-    for job in [job for job in jobs if wanted(**job)][given.part]:
+    for job in [job for job in jobs if wanted(**job)]:
         done = [{field: row.get(field) for field in job} for row in read_rows(given.rows)]
         if job not in done:
             row = {
@@ -109,21 +104,6 @@ class Compared(NamedTuple):
     ratio: tuple[float, float, float]
     """Geometric mean of new over old, and the ends of its 90% interval."""
     ratio_of_nineties: tuple[float, float, float]
-
-    def __str__(self):
-        new, old = self.medians
-        new_ninety, old_ninety = self.nineties
-        return (
-            f"{self.name:>9} {new:6.2f} {old:5.2f} {new_ninety:8.2f} {old_ninety:5.2f}"
-            f"    {_spelled(self.ratio)}    {_spelled(self.ratio_of_nineties)}"
-        )
-
-
-HEAD = f"{'':9} median new old   90th new old    new/old (90%)             of 90ths (90%)"
-
-
-def _spelled(interval):
-    return "{:.3f} ({:.3f} to {:.3f})".format(*interval)
 
 
 def compare(new, old):
@@ -152,16 +132,10 @@ def compare(new, old):
             means.append(mean)
             nineties.append(ninety)
         mean, ninety = _ratios(np.minimum(both, worst))
-        compared.append(
-            Compared(
-                name=name,
-                pairs=len(both),
-                medians=tuple(np.median(both, axis=0)),
-                nineties=tuple(_ninety(both)),
-                ratio=(mean, *np.quantile(means, (0.05, 0.95))),
-                ratio_of_nineties=(ninety, *np.quantile(nineties, (0.05, 0.95))),
-            )
-        )
+        medians, tails = tuple(np.median(both, axis=0)), tuple(_ninety(both))
+        ends = [np.quantile(ratios, (0.05, 0.95)) for ratios in (means, nineties)]
+        ratios = (mean, *ends[0]), (ninety, *ends[1])
+        compared.append(Compared(name, len(both), medians, tails, *ratios))
     return compared
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 import warnings
 
-import numpy as np
 import optuna
 import torch
 from lightning.pytorch import Callback
@@ -67,7 +66,7 @@ def tpe(project, seconds, seed):
     reached = [trial for trial in study.trials if trial.value is not None]
     best = min(reached, key=lambda trial: trial.value, default=None)
     pick = [best.params["batch_size"], best.params["lr"]] if best else None
-    return {"pick": pick, "verdict": None, "trials": timed(study, project, {})}
+    return {"pick": pick, "verdict": None, "trials": timed(study, {0: "baseline"})}
 
 
 def tuned(project, seconds, seed):
@@ -82,19 +81,17 @@ def tuned(project, seconds, seed):
     roles = {record.number: record.role for record in result.records}
     pick = [result.best.batch_size, result.best.lr] if result.best and result.reached else None
     print(result)
-    return {"pick": pick, "verdict": result.verdict, "trials": timed(study, project, roles)}
+    return {"pick": pick, "verdict": result.verdict, "trials": timed(study, roles)}
 
 
-def timed(study, project, roles):
-    """Role, begin and end of each trial; without roles by its configuration."""
+def timed(study, roles):
+    """Role, begin and end of each trial."""
     trials = []
     for trial in study.trials:
         if trial.datetime_start is None or trial.datetime_complete is None:
             continue
-        pair = (trial.params["batch_size"], trial.params["lr"])
-        kind = "baseline" if np.allclose(pair, project.baseline, atol=0.0) else "search"
         times = (trial.datetime_start.timestamp(), trial.datetime_complete.timestamp())
-        trials.append([roles.get(trial.number, kind), *times])
+        trials.append([roles.get(trial.number, "search"), *times])
     return trials
 
 

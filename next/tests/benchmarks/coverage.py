@@ -80,19 +80,13 @@ def width(row):
     return high / low
 
 
-def factor_off(row):
-    """By what the printed value is off the truth; infinite without one."""
-    return math.exp(abs(math.log(row["value"] / row["truth"]))) if row["value"] else math.inf
-
-
 def figures(rows):
-    """Truths held, open intervals, median width and median factor off."""
+    """Truths held, open intervals and median width."""
     if not rows:
-        return f"{'-':>25}"
+        return f"{'-':>20}"
     count = f"{sum(map(holds, rows))}/{len(rows)}"
-    middles = [statistics.median(map(one, rows)) for one in (width, factor_off)]
     is_open = sum(row["low"] is None or row["high"] is None for row in rows)
-    return f"{count:>8} {is_open:4} {middles[0]:5.2f} {middles[1]:5.2f}"
+    return f"{count:>8} {is_open:4} {statistics.median(map(width, rows)):5.2f}"
 
 
 def summary(rows):

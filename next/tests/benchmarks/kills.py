@@ -3,10 +3,10 @@
     python tests/benchmarks/kills.py [--kills 15] [--workloads replay digits] [--workers 1]
 
 A row starts a study, kills the process group of one of its processes after a random time, and
-starts that again, as often as asked; then it runs to its end. With ``--workers N`` N processes share the study
-on a PostgreSQL server of its own: the command, and N - 1 times ``bstune worker``. After each kill
-every record that was stored before is still there, and at the end each place of the plan has one
-record, and nothing runs.
+starts that again, as often as asked; then it runs to its end. With ``--workers N`` N processes
+share the study on a PostgreSQL server of its own: the command, and N - 1 times ``bstune worker``.
+After each kill every record that was stored before is still there, and at the end each place of the
+plan has one record, and nothing runs.
 """
 
 import json

@@ -13,6 +13,7 @@ and synthetic grids of language-model shape. ``HELD_OUT`` took no part in any ch
 
 import math
 import statistics
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
 
@@ -28,7 +29,7 @@ from bstune.search.findings import predictions
 from bstune.search.posterior import sample_posterior
 from bstune.sweeps.search_benchmark import axis_of, lr_at
 from bstune.trial.recorded_run import around
-from bstune.trial.table import find_table
+from bstune.trial.table import Table, find_table
 
 HELD_OUT = ("mnist_cnn", "shakespeare_lstm", *(f"language {number}" for number in range(5)))
 LANGUAGES = tuple(f"language {number}" for number in range(9))
@@ -47,89 +48,86 @@ NEAR_BEST = 0.10
 SHARES = CADENCE ** -np.arange(int(-math.log(FIRST_EVALUATION) / math.log(CADENCE)), -1, -1.0)
 
 
-class Recorded:
+class Recorded(Table):
     """A shipped table with a budget of seconds."""
 
-    def __init__(self, name):
-        self.table = find_table(name)
-        self.sizes = self.table.range
-        self.lrs = self.table.lrs[0], self.table.lrs[-1]
-        self.seconds = math.inf
-        for (size, _), runs in self.table.cells.items():
-            steps = [run.steps_to(self.table.target) or math.inf for run in runs]
-            self.seconds = min(self.seconds, statistics.median(steps) * self.table.step_time(size))
-        self.curves = {}
-        for cell, runs in self.table.cells.items():
-            self.curves[cell] = [self._on_shares(run) for run in runs]
-        self.seeds = max(len(runs) for runs in self.curves.values())
-        self.worst = max(max(run.metric, default=0.0) for run in self.table.runs)
-        self.metric = self.table.target.metric
+    @cached_property
+    def seconds(self):
+        """In which the fastest cell meets the target."""
+        times = []
+        for (size, _), runs in self.cells.items():
+            steps = [run.steps_to(self.target) or math.inf for run in runs]
+            times.append(statistics.median(steps) * super().step_time(size))
+        return min(times)
+
+    @property
+    def worst(self):
+        return max(max(run.metric, default=0.0) for run in self.runs)
 
     def step_time(self, size):
-        return self.table.step_time(size) / STEPS_A_STEP
+        return super().step_time(size) / STEPS_A_STEP
 
-    def _on_shares(self, run):
+    @cached_property
+    def curves(self):
+        """The metric at each of ``SHARES`` by batch size, rate and seed; infinite: it diverged."""
         times = SHARES * self.seconds
-        recorded = np.array(run.steps) * self.table.step_time(run.batch_size)
-        last = np.searchsorted(recorded, times * (1.0 + 1e-9), side="right") - 1
-        values = np.array([*run.metric, math.nan])[np.maximum(last, 0)]
-        values[last < 0] = math.nan
-        if run.diverged:
-            values[times > 1.001 * (recorded[-1] if recorded.size else 0.0)] = math.inf
-        return values
+        curves = {}
+        for run in self.runs:
+            recorded = np.array(run.steps) * super().step_time(run.batch_size)
+            last = np.searchsorted(recorded, times * (1.0 + 1e-9), side="right") - 1
+            values = np.array([*run.metric, math.nan])[np.maximum(last, 0)]
+            values[last < 0] = math.nan
+            if run.diverged:
+                values[times > 1.001 * (recorded[-1] if recorded.size else 0.0)] = math.inf
+            curves[run.batch_size, run.lr, run.seed] = values
+        return curves
 
     def curve(self, size, lr, seed):
         return self._between(size, lr, float(np.random.default_rng(seed).random()))
 
     def _between(self, size, lr, share):
         corners = []
-        for one, size_weight in around(self.table.batch_sizes, size):
-            for rate, lr_weight in around(self.table.lrs, lr):
-                runs = self.curves[self._nearest(one, rate)]
-                corners.append(
-                    (runs[min(int(share * len(runs)), len(runs) - 1)], size_weight * lr_weight)
-                )
+        for one, size_weight in around(self.batch_sizes, size):
+            for rate, lr_weight in around(self.lrs, lr):
+                run = self._run_of_cell(one, rate, share)
+                values = self.curves[run.batch_size, run.lr, run.seed]
+                corners.append((values, size_weight * lr_weight))
         if any(np.isinf(values).any() or np.isnan(values[-1]) for values, _ in corners):
-            return max(corners, key=lambda corner: corner[1])[0]
+            return max(corners, key=itemgetter(1))[0]
         return np.exp(sum(weight * np.log(values) for values, weight in corners))
 
-    def _nearest(self, size, rate):
-        def distance(cell):
-            return math.log(cell[0] / size) ** 2 + math.log(cell[1] / rate) ** 2
-
-        return min(self.curves, key=distance)
-
     def truth(self, size, lr):
+        seeds = max(map(len, self.cells.values()))
         least = []
-        for seed in range(self.seeds):
-            values = self._between(size, lr, (seed + 0.5) / self.seeds)
-            finite = values[np.isfinite(values)]
-            least.append(float(finite.min()) if finite.size else math.nan)
+        for seed in range(seeds):
+            values = self._between(size, lr, (seed + 0.5) / seeds)
+            least.append(min(values[np.isfinite(values)], default=math.nan))
         return float(np.mean(least))
 
     @cached_property
     def best(self):
-        return float(np.nanmin([self.truth(*cell) for cell in self.curves]))
+        return float(np.nanmin([self.truth(*cell) for cell in self.cells]))
 
     @cached_property
     def deviation(self):
         """Of log metric over seeds, near the best cell."""
         squares, freedom = 0.0, 0
-        for cell, runs in self.curves.items():
-            ends = np.array([np.nanmin(values) for values in runs if np.isfinite(values[-1])])
-            if self.truth(*cell) < (1.0 + NEAR_BEST) * self.best and ends.size > 1:
-                squares += float(((np.log(ends) - np.log(ends).mean()) ** 2).sum())
-                freedom += ends.size - 1
+        for cell, runs in self.cells.items():
+            values = [self.curves[*cell, run.seed] for run in runs]
+            logs = np.log([np.nanmin(one) for one in values if np.isfinite(one[-1])])
+            if self.truth(*cell) < (1.0 + NEAR_BEST) * self.best and logs.size > 1:
+                squares += float(((logs - logs.mean()) ** 2).sum())
+                freedom += logs.size - 1
         return math.sqrt(squares / freedom)
 
 
 class Language:
     """L + A n^-a of the examples n, which distances from the best batch size and rate divide."""
 
-    sizes = (8, 4096)
+    range = (8, 4096)
     lrs = (2.0**-13, 2.0**-3)
     worst = 11.0
-    metric = "val/loss"
+    target = Target("val/loss", None, "min")
     deviation = 0.001
 
     def __init__(self, number):
@@ -179,19 +177,21 @@ class Language:
 @cache
 def problem_of(name):
     if name in TABLES:
-        return Recorded(name)
+        table = find_table(name)
+        return Recorded(table.runs, table.target)
     return Language(int(name.split()[1]))
 
 
 def space_of(problem):
     """All sizes and rates, and the square-root rule through the middle of both."""
-    return Space.around(problem.sizes, problem.lrs, "sqrt", None, multiple=1)
+    rates = problem.lrs[0], problem.lrs[-1]
+    return Space.around(problem.range, rates, "sqrt", None, multiple=1)
 
 
 def by_bstune(problem, seed):
     """The search of a study: the cost of each trial, and what gives the choice before it."""
     space = space_of(problem)
-    target = Target(problem.metric, None, "min")
+    target = replace(problem.target, goal=None)
     budget = Budget(steps=1, seconds=problem.seconds)
     question = Question(target, budget, "metric", budget_step_time=problem.step_time)
     records = []
@@ -249,7 +249,7 @@ def by_optuna(problem, seed, sampler):
 
     while True:
         trial = study.ask()
-        size = trial.suggest_int("batch_size", *problem.sizes, log=True)
+        size = trial.suggest_int("batch_size", *problem.range, log=True)
         lr = lr_at(space, size, trial.suggest_float(name, low, high), on_rule=True)
         values = problem.curve(size, lr, 1000 * seed + trial.number)
         broken = np.flatnonzero(np.isinf(values))

@@ -10,7 +10,7 @@ over old does not lie wholly above it.
 
 from itertools import product
 
-from common import HEAD, ROWS, TABLES, compare, read_rows, run_gate, search_row, table_problem
+from common import ROWS, TABLES, compare, read_rows, run_gate, search_row, table_problem
 
 # What the tables' workloads use today: batch size and learning rate of their configs.
 BASELINES = {
@@ -56,11 +56,9 @@ def beside_old(rows, *kind):
 def summary(rows):
     """Each kind of search beside the old one."""
     for kind in KINDS:
-        lines = beside_old(rows, *kind)
-        yield f"{kind[0]}{', the baseline first' if kind[1] else ''}"
-        yield HEAD
-        for line in lines:
-            yield f"{line}    {misses(line)}"
+        for one in beside_old(rows, *kind):
+            ends = "{:.3f} ({:.3f} to {:.3f})".format(*one.ratio)
+            yield f"{kind}, {one.name}: new/old {ends} of {one.pairs}; {misses(one)}"
 
 
 if __name__ == "__main__":
