@@ -52,10 +52,10 @@ def run(
     rows["steps"] = [steps[-1] if steps else 0 for steps in rows["steps"]]
     figure = Figure(layout="tight")
     axes = figure.subplots()
-    for lr, of_lr in rows[rows["status"] == "reached"].groupby("lr"):
-        axes.plot(of_lr["batch_size"], of_lr["steps"], "o", label=f"lr {lr:g}")
+    reached = rows[rows["status"] == "reached"]
+    points = axes.scatter(reached["batch_size"], reached["steps"], c=reached["lr"], norm="log")
+    figure.colorbar(points, label="learning rate")
     axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="steps to target")
-    axes.legend()
     return rows.drop(columns="metric"), figure
 
 

@@ -465,10 +465,10 @@ def run(
         lines.append(line)
         style = {"color": colormaps["tab20"](searches.index(name)), "label": name}
         axes[objective].plot(spendings[len(times) :], medians[len(times) :], **style)
+    labels = {"xlabel": "spending / cost of the best cell", "ylabel": "choice / best cell"}
     for objective, of_objective in axes.items():
-        of_objective.set(xscale="log", yscale="log", ylim=(1.0, 10.0), title=objective)
-        of_objective.set(xlabel="spending / cost of the best cell", ylabel="choice / best cell")
-        of_objective.legend()
+        of_objective.set(xscale="log", yscale="log", ylim=(1.0, 10.0), title=objective, **labels)
+    figure.axes[-1].legend()
     return DataFrame(lines), figure
 
 

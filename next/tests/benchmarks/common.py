@@ -25,6 +25,8 @@ MULTIPLES = (5.0, 10.0, 20.0, 40.0)
 # Ratios count as at most this in comparisons: a search without a choice has none.
 WORST = 10.0
 RESAMPLES = 2000
+# Quantiles at the ends of intervals.
+ENDS = (0.05, 0.95)
 
 
 @functools.cache
@@ -99,8 +101,6 @@ class Compared(NamedTuple):
     pairs: int
     medians: tuple[float, float]
     """New and old."""
-    nineties: tuple[float, float]
-    """90th percentiles, new and old."""
     ratio: tuple[float, float, float]
     """Geometric mean of new over old, and the ends of its 90% interval."""
     ratio_of_nineties: tuple[float, float, float]
@@ -117,31 +117,26 @@ def compare(new, old):
     for row in new:
         if (row["table"], row["seed"]) in olds:
             pairs[row["table"]].append((_values(row), olds[row["table"], row["seed"]]))
+    groups = [np.array(group) for group in pairs.values()]
     rng = np.random.default_rng(0)
     compared = []
     names = ["first hit", *(f"{multiple:g}x" for multiple in MULTIPLES)]
     for place, name in enumerate(names if pairs else []):
-        groups = [np.array([(a[place], b[place]) for a, b in group]) for group in pairs.values()]
-        both = np.concatenate(groups)
+        both = np.concatenate(groups)[:, :, place]
         worst = MULTIPLES[-1] if place == 0 else WORST
-        groups = [np.minimum(group, worst) for group in groups]
-        means, nineties = [], []
+        capped = [np.minimum(group[:, :, place], worst) for group in groups]
+        resampled = []
         for _ in range(RESAMPLES):
-            drawn = [group[rng.integers(len(group), size=len(group))] for group in groups]
-            mean, ninety = _ratios(np.concatenate(drawn))
-            means.append(mean)
-            nineties.append(ninety)
-        mean, ninety = _ratios(np.minimum(both, worst))
-        medians, tails = tuple(np.median(both, axis=0)), tuple(_ninety(both))
-        ends = [np.quantile(ratios, (0.05, 0.95)) for ratios in (means, nineties)]
-        ratios = (mean, *ends[0]), (ninety, *ends[1])
-        compared.append(Compared(name, len(both), medians, tails, *ratios))
+            drawn = [group[rng.integers(len(group), size=len(group))] for group in capped]
+            resampled.append(_ratios(np.concatenate(drawn)))
+        ratios = np.vstack([_ratios(np.concatenate(capped)), *np.quantile(resampled, ENDS, axis=0)])
+        compared.append(Compared(name, len(both), tuple(np.median(both, axis=0)), *ratios.T))
     return compared
 
 
 def _values(row):
     """First hit and the ratios, infinite where there is none."""
-    return [math.inf if value is None else value for value in (row["first"], *row["ratios"])]
+    return np.nan_to_num(np.array([row["first"], *row["ratios"]], float), nan=np.inf)
 
 
 def _ninety(both):

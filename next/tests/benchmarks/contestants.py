@@ -50,10 +50,7 @@ def tpe(project, seconds, seed):
         lr = trial.suggest_float("lr", *project.lr, log=True)
         reported = Reported()
         reported.trial = trial
-        trainer = plain_trainer(
-            max_steps=project.last_step(size), max_epochs=-1, callbacks=[reported],
-            val_check_interval=EVALUATE_EVERY, check_val_every_n_epoch=None, **project.trainer,
-        )  # fmt: skip
+        trainer = plain_trainer(project, project.last_step(size), EVALUATE_EVERY, reported)
         trainer.fit(*project.build(size, lr))
         if reported.seconds is None:
             raise optuna.TrialPruned

@@ -90,11 +90,10 @@ def figures(rows):
 
 
 def summary(rows):
-    """Each objective and name with its figures, new and old, then the gate."""
+    """Each objective and name with its figures, then the gate."""
     kind = itemgetter("objective", "name")
     for one in dict.fromkeys(map(kind, rows)):
-        sides = [[row for row in side if kind(row) == one] for side in (rows, read_rows(OLD))]
-        yield f"{one[0]:5} {one[1]:16} {figures(sides[0])}   {figures(sides[1])}"
+        yield f"{one}: {figures([row for row in rows if kind(row) == one])}"
     if {*GATED} <= {row["objective"] for row in rows}:
         yield GATE.format(*gate(rows))
 

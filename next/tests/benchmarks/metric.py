@@ -171,7 +171,7 @@ class Language:
 
     @cached_property
     def best(self):
-        return float(self.floor + self.scale * (1.0 + self.examples) ** -self.power)
+        return self.truth(2.0**self.best_x, 2.0**self.best_z)
 
 
 @cache

@@ -321,7 +321,7 @@ def of_mlflow(result, folder):
 def summary(rows):
     """What contradicts, and what is refused, by seed; then how many studies there are."""
     for row in rows:
-        for line in row.get("wrong") or [row["told"]] * bool(row["status"]):
+        for line in row.get("wrong", [row.get("told")]):
             yield f"{row['objective']}, seed {row['seed']}: {line}"
     yield f"{len(rows)} studies"
 

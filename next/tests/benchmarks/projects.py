@@ -103,11 +103,12 @@ PROJECTS = {
 }  # fmt: skip
 
 
-def plain_trainer(**arguments):
-    """A Trainer that prints and writes nothing."""
+def plain_trainer(project, steps, every, callback):
+    """A project's Trainer, evaluated so often, that prints and writes nothing."""
     return Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, **arguments,
+        enable_model_summary=False, num_sanity_val_steps=0, max_steps=steps, callbacks=[callback],
+        val_check_interval=every, check_val_every_n_epoch=None, **project.trainer,
     )  # fmt: skip
 
 
@@ -182,10 +183,7 @@ def plain_run(project, pair, seed, every, first=None):
         "first": first,
     }
     until = UntilTarget(partial(next_evaluation, **of_schedule), target, every)
-    trainer = plain_trainer(
-        max_steps=project.last_step(pair[0]), callbacks=[until], val_check_interval=every,
-        check_val_every_n_epoch=None, **project.trainer,
-    )  # fmt: skip
+    trainer = plain_trainer(project, project.last_step(pair[0]), every, until)
     trainer.fit(module, datamodule=data)
     return until
 
@@ -201,9 +199,6 @@ def step_seconds(project, pair, now=time.perf_counter):
 
     seed_everything(0, verbose=False)
     module, data = project.build(*pair)
-    trainer = plain_trainer(
-        max_steps=BLOCK + TIMED_STEPS, callbacks=[Stamp()], val_check_interval=10**9,
-        check_val_every_n_epoch=None, **project.trainer,
-    )  # fmt: skip
-    trainer.fit(module, data)
+    steps, never = BLOCK + TIMED_STEPS, 10**9
+    plain_trainer(project, steps, never, Stamp()).fit(module, data)
     return statistics.median(later - earlier for earlier, later in pairwise(times)) / BLOCK

@@ -26,7 +26,7 @@ from operator import itemgetter
 
 import numpy as np
 import synthetic
-from common import RESAMPLES, ROWS, WORST, read_rows, run_gate
+from common import ENDS, RESAMPLES, ROWS, WORST, read_rows, run_gate
 from scipy.special import ndtr
 
 from bstune.core.question import Question
@@ -258,7 +258,7 @@ def measure(problem, seed, baseline_first):
 
 
 def summary(new):
-    """Medians of ``fresh``, new and old, and the geometric mean of new over old with 90%."""
+    """Each kind with medians of ``fresh``, new and old; then new over old, its mean and 90%."""
     key = itemgetter("problem", "seed", "baseline_first")
     olds = {key(row): row for row in read_rows(OLD)}
     groups = defaultdict(list)
@@ -266,26 +266,22 @@ def summary(new):
         if key(row) in olds:
             kind = "laws" if row["problem"] in LAWS else row["problem"]
             groups[kind, row["baseline_first"]].append([row["fresh"], olds[key(row)]["fresh"]])
-    yield f"{'problems':32} pairs   medians after {SPENDINGS}, new and old"
     logs = []
     for (kind, baseline_first), pairs in sorted(groups.items()):
         # A search without a choice takes infinitely long.
         both = np.nan_to_num(np.array(pairs, float), nan=np.inf)
-        new, old = ["  ".join(f"{one:5.2f}" for one in side) for side in np.median(both, axis=0)]
+        medians = np.median(both, axis=0).ravel()
         label = f"{kind}{', baseline first' if baseline_first else ''}"
-        ratios = np.diff(np.log(np.minimum(both[:, ::-1], WORST)), axis=1)[:, 0]
-        means = "  ".join(f"{value:.3f}" for value in np.exp(ratios.mean(axis=0)))
-        yield f"{label:32} {len(pairs):5}   {new}   {old}   new/old {means}"
-        logs.append(ratios)
-    if not logs:
-        return
+        yield label, *(f"{one:.2f}" for one in medians)
+        logs.append(np.diff(np.log(np.minimum(both[:, ::-1], WORST)), axis=1)[:, 0])
     rng = np.random.default_rng(0)
     resampled = []
-    for _ in range(RESAMPLES):
+    for _ in range(RESAMPLES if logs else 0):
         drawn = [of_group[rng.integers(len(of_group), size=len(of_group))] for of_group in logs]
         resampled.append(np.concatenate(drawn).mean())
-    low, high = np.exp(np.quantile(resampled, (0.05, 0.95)))
-    yield f"in all: new/old {math.exp(np.concatenate(logs).mean()):.3f} ({low:.3f} to {high:.3f})"
+    if logs:
+        ends = np.exp([np.concatenate(logs).mean(), *np.quantile(resampled, ENDS)])
+        yield ("in all: new/old {:.3f} ({:.3f} to {:.3f})".format(*ends),)
 
 
 if __name__ == "__main__":

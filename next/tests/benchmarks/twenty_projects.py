@@ -7,7 +7,6 @@ study is given data, module, Trainer and target alone (the lines of its adapter 
 size, rate and length are the project's own, or those of the file where one line asks for them.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -84,17 +83,15 @@ def adapter_of(old, *further):
 
 def answer_of(place):
     """The verdict and the speedup that a study's folder has; None: it has no answer."""
-    found = next(iter(place.glob("outputs/*/curve.json")), None)
-    if found is None:
-        return None
-    result = json.loads(found.read_text())
-    best, speedup = result["best"] or {}, result["speedup"] or {}
-    return {
-        "verdict": result["verdict"],
-        "configurations": result["configurations"],
-        "best": [best.get("batch_size"), best.get("lr")],
-        "speedup": [speedup.get("value"), speedup.get("low"), speedup.get("high")],
-    }
+    for file in place.glob("outputs/*/curve.json"):
+        result = bstune.load(file.parent)
+        return {
+            "verdict": result.verdict,
+            "configurations": result.configurations,
+            "best": [getattr(result.best, name, None) for name in ("batch_size", "lr")],
+            "speedup": [getattr(result.speedup, name, None) for name in ("value", "low", "high")],
+        }
+    return None
 
 
 def command_of(name, place, wall, further):
