@@ -393,17 +393,20 @@ def path_of(
     asks: Searcher = by_bstune,
     most_trials: int = MOST_TRIALS,
 ) -> dict[str, Any]:
-    """``trials`` of a search, and its ``path`` from the first hit on: spending, and the ratio then.
+    """``trials`` of a search, and its ``path``: spendings at which its choice's ratio changes.
 
-    The ratio is None where half of the choice's recorded runs miss the target.
+    It begins at the first hit; the ratio is None where half of the choice's recorded runs miss.
     """
     chooses = by_posterior if asks is by_bstune else fastest
-    trials, path = 0, []
+    trials = 0
+    path: list[tuple[float, float | None]] = []
     for spent, records in search(problem, seed, most, asks, most_trials):
         trials = len(records)
         if records[-1].reached:
-            ratio = problem.ratio_of(chooses(problem, records, seed))
-            path.append((spent, ratio if math.isfinite(ratio) else None))
+            value = problem.ratio_of(chooses(problem, records, seed))
+            ratio = value if math.isfinite(value) else None
+            if not path or path[-1][1] != ratio:
+                path.append((spent, ratio))
     return {"trials": trials, "path": path}
 
 
