@@ -1,6 +1,6 @@
 """Gate *search*: the search on recorded runs beside the old package's, in counted costs, no clock.
 
-    python tests/benchmarks/search.py [--seeds 20] [--objectives time steps] [--baseline 0 1]
+    python tests/benchmarks/search.py [--seeds 20] [--objectives time steps] [--baseline false true]
 
 A row is a search: what it had spent at the first hit, and how many times the best cell's time (or
 steps) its choice takes after 5, 10, 20 and 40 times what the best cell costs, without and with the
