@@ -79,7 +79,7 @@ def claim(stated, values):
 
 def measure(project, wall_seconds, lr, seed):
     """One study, and its plain runs."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     of = PROJECTS[project]

@@ -94,9 +94,7 @@ def timed(study, roles):
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for package in ("lightning.pytorch", "optuna"):
-        logging.getLogger(package).setLevel(logging.ERROR)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     name, project, seconds, seed = sys.argv[1:]
     contestant = {"bstune": tuned, "tpe": tpe}[name]

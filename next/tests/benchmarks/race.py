@@ -117,7 +117,7 @@ def judge(project, pairs):
 
 def measure(project, wall_seconds, seed, load):
     """One race."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     with busy(LOADS[load]):
         told = {name: compete(name, project, wall_seconds, seed) for name in CONTESTANTS}
