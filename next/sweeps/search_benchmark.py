@@ -462,7 +462,8 @@ def run(
         for path in paths:
             all_near = [spent for spent, ratio in path if (ratio or math.inf) <= NEAR]
             near.append(min(all_near, default=math.inf))
-        line = {"objective": objective, "search": name, "n": len(paths), "near": np.median(near)}
+        line = {"objective": objective, "search": name, "n": len(paths)}
+        line[f"to {NEAR}"] = np.median(near)
         for time, median, ninety in zip(times, medians, nineties, strict=False):
             line |= {f"{time:g}": median, f"{time:g}, 90%": ninety}
         lines.append(line)
