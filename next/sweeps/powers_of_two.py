@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
@@ -49,11 +50,12 @@ def run(
     options: list[str],
     memory_limit: PositiveInt,
     batch_sizes: list[PositiveInt],
+    pairs: list[tuple[int, int]],
     rounds: Annotated[int, Field(ge=2)],
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)],
     seed: int,
 ) -> tuple[DataFrame, Figure]:
-    """Time steps at batch sizes, at the largest that fits into memory, and at powers of two by it.
+    """Time steps at batch sizes, among them the largest that fits into memory.
 
     Args:
         output: folder of the rows.
@@ -61,6 +63,8 @@ def run(
         options: further ones, such as ``precision=16-mixed``.
         memory_limit: bytes that a process may take, by which the largest batch size is found.
         batch_sizes: of which one that has both of its neighbours here is compared with them.
+        pairs: of batch sizes that are compared with each other, beside the largest that fits with
+            the next lower power of two.
         rounds: each times every batch size once.
         confidence: of the intervals.
         seed: of the order.
@@ -84,8 +88,8 @@ def run(
     rows = output / "rows.jsonl"
     found = measured(rows, settings, [{"memory_limit": memory_limit}], find_largest).iloc[0]
     largest = int(found.largest_fit)
-    below = 2 ** ((largest - 1).bit_length() - 1)
-    sizes = sorted({*batch_sizes, largest, below})
+    pairs = [*pairs, (largest, 2 ** ((largest - 1).bit_length() - 1))]
+    sizes = sorted({*batch_sizes, *chain(*pairs)})
     assert project.recipe is not None  # noqa: S101 (survey_once refuses recorded runs)
     recipe = replace(project.recipe, threads=int(found.threads))
     lr = composed.options.baseline.lr
@@ -105,8 +109,7 @@ def run(
         table = measured(rows, settings, visits(sizes, rounds, seed), step_time)
     by_round = table.pivot(index="round", columns="batch_size", values="seconds")
     compared = with_neighbours(batch_sizes)
-    near = sorted({below, 2 * below} & {*sizes} - {largest})
-    compared += [Comparison([largest], [size], str(size)) for size in near]
+    compared += [Comparison([one], [other], str(other)) for one, other in pairs]
     results = summary(by_round, compared, confidence)
     return results, draw(results, ", ".join([workload, *options, f"{rounds} rounds"]))
 
@@ -175,7 +178,7 @@ def draw(results: DataFrame, title: str) -> Figure:
             colour = VERMILION if is_power else GREY
             axes.errorbar(place, row.value, reach, fmt="o", color=colour, capsize=3)
         names = rows.batch_size.str.cat(rows.against, sep="\n")
-        axes.set_xticks(range(len(rows)), names, rotation=45)
+        axes.set_xticks(range(len(rows)), names, rotation=90)
     left.set(xlabel="batch size", ylabel="microseconds an example")
     right.axhline(0.0, color="black", linewidth=0.8)
     right.set(xlabel="batch size and what it is compared with", ylabel="percent more an example")

@@ -28,11 +28,11 @@ def test_intervals_hold_a_known_difference(percent):
 
 
 def test_a_small_run_times_the_largest_batch_size_that_fits(tmp_path):
-    small = ["workload=digits", "batch_sizes=[15,16,17]", "rounds=2", f"output={tmp_path}"]
-    options = "options=[survey_seconds=3,batch_size.high=64]"
-    assert main(["sweep", "powers_of_two", *small, options]) == 0
+    small = ["workload=digits", "batch_sizes=[63,64,65]", "rounds=2", f"output={tmp_path}"]
+    options = "options=[batch_size.low=64,batch_size.high=64,survey_seconds=3]"
+    assert main(["sweep", "powers_of_two", *small, options, "pairs=[[65,63]]"]) == 0
     table = read_csv(tmp_path / "table.csv", keep_default_na=False)
-    assert list(table.batch_size) == [15, 16, 17, 32, 64, 16, 64]
-    assert list(table.against) == [*[""] * 5, "neighbours", "32"]
+    assert list(table.batch_size) == [32, 63, 64, 65, 64, 65, 64]
+    assert list(table.against) == [*[""] * 4, "neighbours", "63", "32"]
     assert (table.low <= table.value).all()
     assert (table.value <= table.high).all()
