@@ -42,6 +42,8 @@ TARGET = Target("val/error", 0.06, "min")
 # Lookahead (Zhang et al. 2019, arXiv 1907.08610), as airbench94 has it.
 LOOKAHEAD_EVERY = 5
 LOOKAHEAD_DECAY = 0.95**5
+# Of the sources' head.
+INPUTS = 256
 # Images that are evaluated at a time.
 EVALUATED = 500
 
@@ -325,8 +327,12 @@ def optimizers(network: CifarNet, trial: Trial, recipe: Recipe, bias_steps: int)
     bias, *others, head = (weight for weight in network.parameters() if weight.requires_grad)
     filters = [weight for weight in others if weight.ndim == 2]
     norms = [weight for weight in others if weight.ndim == 1]
+    rates = list(recipe.rates)
+    if recipe.logit_scale is None:
+        # Else a step of a narrow network's logits would be as much larger, and training diverge.
+        rates[1] *= head.shape[1] / INPUTS
     groups = []
-    for weights, rate in zip((filters, [head], norms, [bias]), recipe.rates, strict=True):
+    for weights, rate in zip((filters, [head], norms, [bias]), rates, strict=True):
         lr = rate * trial.lr / recipe.lr
         # An optimizer multiplies rate and decay: all weights shrink alike.
         decay = recipe.decay * trial.batch_size / lr
