@@ -74,13 +74,6 @@ def covered(rows):
         yield name, *cells
 
 
-def lengths(rows):
-    """Each kind of problems with medians, new and old."""
-    for line in schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD)):
-        if "new/old  " in line:
-            yield line[:32].strip(), *line[32:].split()[1:7]
-
-
 def as_fast(rows):
     """In how many races bstune's pick is as fast as TPE's and the old one's, busy and quiet."""
     races = flat(rows)
@@ -202,11 +195,15 @@ FIGURES = {
                 .itertuples()
             ),
         ),
-        ("| {} | {}, {}, {} | {}, {}, {} |", "schedule_lengths_new.jsonl", lengths),
+        (
+            "| {} | {}, {}, {} | {}, {}, {} |",
+            "schedule_lengths_new.jsonl",
+            lambda rows: [*schedule_lengths.summary(rows)][:-1],
+        ),
         (
             "{}",
             "schedule_lengths_new.jsonl",
-            lambda rows: [[*schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD))][-1:]],
+            lambda rows: [*schedule_lengths.summary(rows)][-1:],
         ),
         (
             "speedups {} ({}), times of the best {} ({}), times of the baseline {} ({})",
