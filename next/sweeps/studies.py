@@ -1,14 +1,17 @@
-"""Studies of a sweep, which differ in one factor."""
+"""Studies of a sweep, which differ in one factor, and single trainings."""
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bstune.api import workload_from_config
 from bstune.config import compose
+from bstune.core.records import Record
 from bstune.result import Result
 from bstune.studied import run_study
 from bstune.study.begin import begin
+from bstune.study.once import train_once
 from bstune.system.ticker import say
 
 
@@ -31,3 +34,19 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
     began = time.monotonic()
     begun = begin(composed.options, name, began, trains=composed.recipe is not None)
     return run_study(composed.options, workload_from_config(composed, command), begun)
+
+
+def train(arguments: Sequence[str]) -> Record:
+    """Train one configuration in this process; nothing is kept but its record.
+
+    Args:
+        arguments: as of :func:`study`, with ``trial.batch_size`` and ``trial.lr``, and
+            ``trial.steps`` for a run of that length, whatever it reaches.
+
+    Raises:
+        BstuneError: as by :func:`bstune.study.once.train_once`.
+    """
+    with TemporaryDirectory() as folder:
+        command = [*arguments, "workers=0", f"output={folder}"]
+        composed = compose(command)
+        return train_once(composed.options, workload_from_config(composed, command))
