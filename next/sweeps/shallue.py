@@ -6,14 +6,12 @@ scaling, diminishing returns and maximal data parallelism; where they lie differ
 """
 
 import math
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 from pydantic import Field, NonNegativeInt
@@ -25,26 +23,24 @@ from bstune.report.compare_page import STEPS
 from bstune.report.figure import draw_legend, scale
 from bstune.result import Result, load
 from bstune.search.findings import NEAR_OPTIMAL
-from bstune.study.result import Critical
 from bstune.sweeps.studies import study
 
 INCHES = (11.0, 4.8)
 SHARE = 0.9
 # The law is drawn over so many times B_crit, on both sides.
 REACH = 64.0
-
-Seeds = Annotated[list[NonNegativeInt], Field(min_length=1)]
-Arguments = list[str]
+# A rate within this factor of the predicted best is well tuned.
+NEAR = 1.4
 
 
 def compare(
     output: Path,
     *,
     factor: str,
-    seeds: Seeds,
-    common: Arguments,
-    studies: dict[str, Arguments],
-    options: Arguments,
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)],
+    common: list[str],
+    studies: dict[str, list[str]],
+    options: list[str],
 ) -> tuple[DataFrame, Figure]:
     """Run studies that differ in one factor, and compare their critical batch sizes.
 
@@ -61,22 +57,18 @@ def compare(
         study's B_crit is as the first one's, by the geometric mean over seeds, and the ends of its
         90% interval by Welch's t of the logs.
     """
-    results = {}
+    found = []
     for name, seed in product(studies, seeds):
         arguments = [*common, *studies[name], *options, f"seed={seed}"]
-        results[name, seed] = study(f"{name}-{seed}", output, arguments)
-    table = table_of(factor, results)
-    logs = np.log(table["b_crit"]).groupby(table[factor], sort=False)
-    samples = {str(name): sample.dropna() for name, sample in logs}
-    first, *others = samples
-    ratios = {name: np.exp(difference(samples[name], samples[first])) for name in others}
-    for place, column in enumerate(("ratio", "ratio_low", "ratio_high")):
-        table[column] = [ratios[name][place] if name in ratios else None for name in table[factor]]
-    return table.dropna(axis="columns", how="all"), figure(factor, results, table)
+        found.append((name, study(f"{name}-{seed}", output, arguments)))
+    table = table_of(factor, found)
+    ratios = np.exp(over_first(np.log(table["b_crit"]), table[factor])).add_prefix("ratio_")
+    table = table.merge(ratios, how="left", left_on=factor, right_index=True)
+    return table.dropna(axis="columns", how="all"), figure(found)
 
 
 def panel(
-    output: Path, *, folders: list[Path], tables: list[str], options: Arguments
+    output: Path, *, folders: list[Path], tables: list[str], options: list[str]
 ) -> tuple[DataFrame, Figure]:
     """Put workloads on one law: batch sizes over B_crit, steps over S_min.
 
@@ -89,82 +81,75 @@ def panel(
     Returns:
         A row a workload, as of :func:`row`.
     """
-    results = {(folder.name, 0): load(folder) for folder in folders}
+    found = [(folder.name, load(folder)) for folder in folders]
     for name in tables:
-        results[name, 0] = study(name, output, ["+workload=replay", f"table={name}", *options])
-    table = table_of("workload", results)
-    return table, figure("workload", results, table)
+        found.append((name, study(name, output, ["+workload=replay", f"table={name}", *options])))
+    return table_of("workload", found), figure(found)
 
 
-Results = Mapping[tuple[str, int], Result]
-"""By the study's name and seed."""
+Found = list[tuple[str, Result]]
+"""Studies with their names; those that differ in the seed alone share one."""
 
 
-def table_of(factor: str, results: Results) -> DataFrame:
+def table_of(factor: str, found: Found) -> DataFrame:
     """A row a study."""
-    rows = []
-    for (name, seed), result in results.items():
-        rows.append({factor: name, "seed": seed} | row(result))
-    return DataFrame(rows)
+    return DataFrame([{factor: name} | row(result) for name, result in found])
 
 
 def row(result: Result) -> dict[str, Any]:
     """What a study says of its curve.
 
     Returns:
-        How many trials reached the target, of how many; with one that did B_crit, its 90% interval
-        and S_min (NaN where they are not known); the slopes of log S* over log B at the smallest
-        and the largest batch size that reached it (-1 is perfect scaling, 0 no gain); ``useful``,
-        the smallest batch size whose predicted steps are at most 1.1 times the fewest, and its best
-        rate; the best pair with its seconds, where the study sought one; ``off_law`` as of
-        :func:`off_law`; and whether a batch size in either outer regime reached the target.
+        How many trials reached the target, of how many. Where one did: the slopes of log S* over
+        log B at the smallest and the largest batch size that reached it (-1 is perfect scaling, 0
+        no gain); ``useful``, the largest useful batch size: the smallest one whose predicted steps
+        are at most 1.1 times the fewest, and its best rate; the best pair, its seconds and the
+        near-optimal batch sizes, where the study sought one; B_crit with its 90% interval. Where
+        B_crit is known: S_min; ``off_law`` as of :func:`off_law`; whether a batch size of perfect
+        scaling, and one of maximal data parallelism, reached the target.
     """
-    points = reached(result)
-    values: dict[str, Any] = {"reached": len(points), "trials": result.configurations}
+    records = ends(result.records)
+    count = sum(record.reached for record in records)
+    values: dict[str, Any] = {"reached": count, "trials": len(records)}
     critical = result.critical
     if critical is None:
         return values
     sizes, steps = np.array([(point.batch_size, point.steps) for point in result.curve]).T
     slope = np.gradient(np.log(steps), np.log(sizes))
-    small, large = np.interp([critical.smallest, critical.largest], sizes, slope)
+    values["slope_small"], values["slope_large"] = np.interp(
+        [critical.smallest, critical.largest], sizes, slope
+    )
     within = [point for point in result.curve if point.batch_size <= critical.largest]
     limit = NEAR_OPTIMAL * min(point.steps for point in within)
     useful = next(point for point in within if point.steps <= limit)
-    values |= {
-        "b_crit": critical.interval.value,
-        "low": critical.interval.low,
-        "high": critical.interval.high,
-        "s_min": critical.s_min,
-        "slope_small": small,
-        "slope_large": large,
-        "useful": useful.batch_size,
-        "useful_lr": useful.lr,
-    }
+    values |= {"useful": useful.batch_size, "useful_lr": useful.lr}
     if result.best is not None:
-        best = result.best
-        values |= {"best": best.batch_size, "best_lr": best.lr, "seconds": best.seconds}
-    if critical.interval.value is not None:
-        b_crit = critical.interval.value
-        values["off_law"] = off_law(tuned(points, b_crit), b_crit, critical.s_min or math.nan)
+        values |= result.best.model_dump(include={"batch_size", "lr", "seconds"})
+        values["near_optimal"] = result.near_optimal
+    b_crit, s_min = critical.interval.value, critical.s_min
+    values |= {"b_crit": b_crit, "low": critical.interval.low, "high": critical.interval.high}
+    if b_crit is not None and s_min is not None:
+        values["s_min"] = s_min
+        values["off_law"] = off_law(tuned(result), b_crit, s_min)
         values["perfect"] = critical.smallest <= b_crit / REGIME_RATIO
         values["maximal"] = critical.largest >= b_crit * REGIME_RATIO
     return values
 
 
-def reached(result: Result) -> DataFrame:
-    """Batch size and steps to target of the trials of the search that reached it."""
+def tuned(result: Result) -> DataFrame:
+    """Batch size and steps to target of well-tuned trials, their geometric means in each octave.
+
+    These are the trials that reached the target with a rate within ``NEAR`` of the predicted best.
+    The fewest steps of an octave would show its luckiest seed.
+    """
+    log_sizes, log_rates = np.log([(one.batch_size, one.lr) for one in result.curve]).T
     points = []
     for record in ends(result.records):
-        if record.reached and record.role != "new seed":
+        best = np.interp(math.log(record.batch_size), log_sizes, log_rates)
+        if record.reached and abs(math.log(record.lr) - best) <= math.log(NEAR):
             points.append((record.batch_size, record.steps_to_target))
-    return DataFrame(points, columns=["batch_size", "steps"])
-
-
-def tuned(points: DataFrame, b_crit: float) -> DataFrame:
-    """Of each octave of batch sizes the point that lies lowest over the law: its rate is good."""
-    over_law = points["steps"] / (1.0 + b_crit / points["batch_size"])
-    octave = np.floor(np.log2(points["batch_size"]))
-    return points.loc[over_law.groupby(octave).idxmin()]
+    logs = np.log(DataFrame(points, columns=["batch_size", "steps"]))
+    return np.exp(logs.groupby(np.floor(logs["batch_size"] / math.log(2.0))).mean())
 
 
 def off_law(points: DataFrame, b_crit: float, s_min: float) -> float:
@@ -173,79 +158,62 @@ def off_law(points: DataFrame, b_crit: float, s_min: float) -> float:
     return float(np.sqrt(np.mean(distances**2)))
 
 
-def difference(values: Series, others: Series) -> tuple[float, float, float]:
-    """The difference of two means, and the ends of its 90% interval by Welch's t.
-
-    The ends are NaN where either has fewer than two values.
-    """
-    mean = float(values.mean() - others.mean())
-    if min(len(values), len(others)) < 2:
-        return mean, math.nan, math.nan
-    interval = ttest_ind(values, others, equal_var=False).confidence_interval(SHARE)
-    return mean, float(interval.low), float(interval.high)
-
-
-def figure(factor: str, results: Results, table: DataFrame) -> Figure:
-    """Draw steps to target over batch size, and all of them on one law.
-
-    A line is a study's predicted median at the best rate, a point the best trial of an octave.
+def over_first(values: Series, groups: Series) -> DataFrame:
+    """How much larger the mean of each group is than the first one's.
 
     Args:
-        factor: what the studies differ in.
-        results: of the studies.
-        table: of them.
+        values: NaN is left out.
+        groups: of each value its group.
+
+    Returns:
+        A row a group but the first, by its name: the difference, and the ends of its 90% interval
+        by Welch's t, NaN where either group has fewer than two values.
+    """
+    samples = {name: sample.dropna() for name, sample in values.groupby(groups, sort=False)}
+    first, *others = samples
+    rows = {}
+    for name in others:
+        interval = math.nan, math.nan
+        if min(len(samples[first]), len(samples[name])) > 1:
+            test = ttest_ind(samples[name], samples[first], equal_var=False)
+            interval = test.confidence_interval(SHARE)
+        rows[name] = (samples[name].mean() - samples[first].mean(), *interval)
+    return DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high"])
+
+
+def figure(found: Found) -> Figure:
+    """Draw steps to target over batch size, with B_crit dotted, and all of them on one law.
+
+    A line is a study's predicted median at the best rate, a point the best trial of an octave.
     """
     drawn = Figure(figsize=INCHES, layout="constrained")
     steps_axes, law_axes = drawn.subplots(1, 2)
-    names = list(dict.fromkeys(name for name, _ in results))
-    for (name, _), result in results.items():
-        if result.critical is not None:
-            colour = colormaps["tab10"](names.index(name) % 10)
-            draw_study(steps_axes, law_axes, result, result.critical, name, colour)
-    steps_axes.set(ylabel="steps to target", title=f"by {factor}")
+    names = [name for name, _ in found]
+    colours = dict(zip(dict.fromkeys(names), colormaps["tab10"].colors, strict=False))
+    for name, result in found:
+        line: dict[str, Any] = {"color": colours[name], "linewidth": 1.2}
+        curve = [(point.batch_size, point.steps) for point in result.curve]
+        steps_axes.plot(*np.array(curve).reshape(-1, 2).T, label=name, **line)
+        critical = result.critical
+        if critical is None or critical.interval.value is None:
+            continue
+        steps_axes.axvline(critical.interval.value, linestyle=":", **line)
+        points = tuned(result)
+        dots = {"color": colours[name], "s": 14}
+        steps_axes.scatter(points["batch_size"], points["steps"], **dots)
+        points = points / [critical.interval.value, critical.s_min]
+        law_axes.scatter(points["batch_size"], points["steps"], **dots)
     scale(steps_axes, STEPS)
-    distance = np.sqrt(np.mean(table["off_law"] ** 2)) if "off_law" in table else math.nan
-    draw_law(law_axes, f"on one law, within {distance:.0%} (root mean square)")
+    sizes = np.geomspace(1.0 / REACH, REACH)
+    law_axes.plot(sizes, 1.0 + 1.0 / sizes, color="black", linestyle="--", label="1 + B_crit/B")
+    law_axes.axvspan(1.0 / REGIME_RATIO, REGIME_RATIO, color="0.95", zorder=0)
+    steps_axes.set(ylabel="steps to target")
+    law_axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="batch size / B_crit",
+        ylabel="steps / S_min",
+        title="perfect scaling, diminishing returns, maximal data parallelism",
+    )
     draw_legend(drawn, (steps_axes, law_axes))
     return drawn
-
-
-def draw_study(
-    steps_axes: Axes, law_axes: Axes, result: Result, critical: Critical, name: str, colour: Any
-) -> None:
-    """Draw a study's curve as far as trials reached the target, and its points; B_crit dotted."""
-    sizes, steps = np.array([(point.batch_size, point.steps) for point in result.curve]).T
-    is_within = (sizes >= critical.smallest) & (sizes <= critical.largest)
-    sizes, steps = sizes[is_within], steps[is_within]
-    steps_axes.plot(sizes, steps, color=colour, linewidth=1.2, label=name)
-    b_crit, s_min = critical.interval.value, critical.s_min
-    if b_crit is None or s_min is None:
-        return
-    steps_axes.axvline(b_crit, color=colour, linestyle=":", linewidth=0.9)
-    points = tuned(reached(result), b_crit)
-    steps_axes.scatter(points["batch_size"], points["steps"], color=colour, s=14)
-    law_axes.plot(sizes / b_crit, steps / s_min, color=colour, linewidth=0.8, alpha=0.6)
-    law_axes.scatter(points["batch_size"] / b_crit, points["steps"] / s_min, color=colour, s=14)
-
-
-def draw_law(axes: Axes, title: str) -> None:
-    """Draw the law in units of B_crit and S_min, and its regimes."""
-    sizes = np.geomspace(1.0 / REACH, REACH, 100)
-    style: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.0, "zorder": 4}
-    axes.plot(sizes, 1.0 + 1.0 / sizes, label="1 + B_crit/B", **style)
-    axes.axvspan(1.0 / REGIME_RATIO, REGIME_RATIO, color="0.95", zorder=0)
-    middle = math.sqrt(REACH * REGIME_RATIO)
-    regimes = {1.0 / middle: "perfect\nscaling", 1.0: "diminishing\nreturns"}
-    regimes[middle] = "maximal data\nparallelism"
-    for place, name in regimes.items():
-        axes.text(
-            place,
-            0.99,
-            name,
-            transform=axes.get_xaxis_transform(),
-            ha="center",
-            va="top",
-            fontsize=8,
-        )
-    axes.set(xscale="log", yscale="log", xlabel="B / B_crit", ylabel="steps / S_min", title=title)
-    axes.grid(alpha=0.15)

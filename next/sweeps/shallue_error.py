@@ -6,29 +6,28 @@ steps small batches see few examples; within the longer of the two neither is sh
 """
 
 import math
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 from matplotlib.figure import Figure
-from pandas import DataFrame, Series
+from pandas import DataFrame, Series, concat
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
-from scipy import stats
+from scipy.stats import t as student
 
+from bstune.core.records import Budget
 from bstune.report.compare_page import STEPS
-from bstune.report.figure import BLUE, GREEN, VERMILION, draw_legend, scale
+from bstune.report.figure import draw_legend, scale
 from bstune.sweeps.rows import Unit, measured
-from bstune.sweeps.shallue import SHARE, difference
+from bstune.sweeps.shallue import over_first
 from bstune.sweeps.studies import train
 from bstune.system.ticker import say
 
 INCHES = (5.0, 4.4)
-COLOURS = {"examples": VERMILION, "steps": BLUE, "both": GREEN}
-OVER = ("over_smallest", "over_low", "over_high")
-CELL = ["variant", "batch_size", "steps"]
-
-Several = Annotated[list[PositiveInt], Field(min_length=2)]
+# Of a two-sided 90% interval.
+QUANTILE = 0.95
+OF_BUDGET = ["variant", "budget"]
+OF_TRAINING = ["variant", "batch_size", "steps"]
 
 
 def run(
@@ -36,7 +35,7 @@ def run(
     *,
     common: list[str],
     variants: dict[str, list[str]],
-    batch_sizes: Several,
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=2)],
     lrs: Annotated[list[PositiveFloat], Field(min_length=1)],
     seeds: Annotated[list[NonNegativeInt], Field(min_length=3)],
     steps: PositiveInt,
@@ -49,63 +48,51 @@ def run(
         common: arguments of all trainings, as on the command line; the workload's metric has to
             fall.
         variants: further arguments, by the names of what is compared.
-        batch_sizes: the smallest one first.
+        batch_sizes: differences are over the first one.
         lrs: the rates; the best one is chosen for each variant, batch size and budget.
         seeds: the first one chooses the rates, the others are reported.
-        steps: the budget of steps.
-        examples: the budget of examples; ``both`` is the longer of the two.
+        steps, examples: of the budgets: of examples, of steps, and of both, the longer one.
 
     Returns:
         A row a variant, budget and batch size: the rate, the mean over seeds of the least error
-        with its 90% interval by Student's t, and the difference to the smallest batch size with its
-        90% interval by Welch's t. A training that diverged before its first evaluation has an
-        infinite error.
+        with its 90% interval by Student's t, and the difference to the first batch size as of
+        :func:`bstune.sweeps.shallue.over_first`. The error is infinite where a training diverged
+        before its first evaluation.
     """
 
     def measure(unit: Unit) -> dict[str, Any]:
+        say(", ".join(f"{name} {value}" for name, value in unit.items()))
         names = ("batch_size", "lr", "steps", "seed")
         of_trial = [f"trial.{name}={unit[name]}" for name in names]
-        say(", ".join(f"{name} {value}" for name, value in unit.items()))
         record = train([*common, *variants[str(unit["variant"])], *of_trial])
         return {"error": min(record.finite_values, default=math.inf), "status": record.status}
 
-    def trainings(cells: DataFrame, seeds: Sequence[int]) -> DataFrame:
-        units = cells.merge(DataFrame({"seed": seeds}), how="cross").to_dict("records")
+    def trainings(cells: DataFrame, seeds: list[int]) -> DataFrame:
+        units = cells.merge(Series(seeds, name="seed"), how="cross").to_dict("records")
         settings = {"common": common, "variants": variants}
         return measured(output / "rows.jsonl", settings, units, measure)
 
-    lengths = {size: lengths_of(size, steps, examples) for size in batch_sizes}
-    pairs = [(size, length) for size in batch_sizes for length in {*lengths[size].values()}]
-    cells = [(variant, *pair, lr) for variant, pair, lr in product(variants, pairs, lrs)]
-    tuning = trainings(DataFrame(cells, columns=[*CELL, "lr"]), seeds[:1])
-    best = tuning.loc[tuning.groupby(CELL)["error"].idxmin(), [*CELL, "lr"]]
-    rates = best.set_index(CELL)["lr"]
-    errors = trainings(best, seeds[1:]).set_index(CELL)["error"].sort_index()
-    rows = []
-    for variant, budget, size in product(variants, COLOURS, batch_sizes):
-        cell = variant, size, lengths[size][budget]
-        named = {"variant": variant, "budget": budget, "batch_size": size, "steps": cell[-1]}
-        smallest = errors[variant, batch_sizes[0], lengths[batch_sizes[0]][budget]]
-        rows.append(named | {"lr": rates[cell]} | _summary(errors[cell], smallest))
-    table = DataFrame(rows)
-    # Its difference to itself is 0.
-    table.loc[table["batch_size"] == batch_sizes[0], list(OVER)] = math.nan
+    both = Budget(steps=steps, examples=examples)
+    budgets = [Budget(steps=1, examples=examples), Budget(steps=steps), both]
+    asked = []
+    for variant, budget, size in product(variants, budgets, batch_sizes):
+        asked.append((variant, str(budget), size, budget.last_step(size)))
+    cells = DataFrame(asked, columns=[*OF_BUDGET, *OF_TRAINING[1:]])
+    once = cells[OF_TRAINING].drop_duplicates()
+    tuning = trainings(once.merge(Series(lrs, name="lr"), how="cross"), seeds[:1])
+    best = tuning.loc[tuning.groupby(OF_TRAINING)["error"].idxmin(), [*OF_TRAINING, "lr"]]
+    runs = cells.merge(trainings(best, seeds[1:]), on=OF_TRAINING)
+    errors = runs.groupby([*cells, "lr"], sort=False)["error"]
+    table = errors.agg(["mean", "sem"]).reset_index()
+    half = student.ppf(QUANTILE, len(seeds) - 2) * table.pop("sem")
+    table["low"], table["high"] = table["mean"] - half, table["mean"] + half
+    over = {
+        names: over_first(rows["error"], rows["batch_size"])
+        for names, rows in runs.groupby(OF_BUDGET)
+    }
+    differences = concat(over, names=[*OF_BUDGET, "batch_size"]).add_prefix("over_first_")
+    table = table.merge(differences.reset_index(), how="left")
     return table, figure(table)
-
-
-def lengths_of(batch_size: int, steps: int, examples: int) -> dict[str, int]:
-    """The steps of each budget at a batch size."""
-    of_examples = max(1, examples // batch_size)
-    return {"examples": of_examples, "steps": steps, "both": max(of_examples, steps)}
-
-
-def _summary(values: Series, smallest: Series) -> dict[str, float]:
-    """The mean with its interval, and the difference to that of the smallest batch size."""
-    mean = float(values.mean())
-    low, high = stats.t.interval(SHARE, len(values) - 1, mean, stats.sem(values))
-    over = difference(values, smallest)
-    own = {"mean": mean, "low": float(low), "high": float(high)}
-    return own | dict(zip(OVER, over, strict=True))
 
 
 def figure(table: DataFrame) -> Figure:
@@ -116,9 +103,8 @@ def figure(table: DataFrame) -> Figure:
     all_axes = drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (variant, of_variant) in zip(all_axes, panels, strict=True):
         for budget, rows in of_variant.groupby("budget", sort=False):
-            bars = rows["mean"] - rows["low"], rows["high"] - rows["mean"]
-            style: dict[str, Any] = {"fmt": "o-", "capsize": 3, "color": COLOURS[budget]}
-            axes.errorbar(rows["batch_size"], rows["mean"], bars, label=budget, **style)
+            bars = rows["high"] - rows["mean"]
+            axes.errorbar(rows["batch_size"], rows["mean"], bars, fmt="o-", capsize=3, label=budget)
         axes.set(title=variant, ylabel="least error within the budget")
         scale(axes, STEPS)
     draw_legend(drawn, all_axes)
