@@ -101,7 +101,7 @@ CASES = {
     "its schedule is kept": (Halves, "adam", None, halves, constant),
     "its schedule of its own range is kept": (Cycle, "adam", None, cycle, constant),
     "its optimizer is kept": (Cycle, None, "linear", linear, constant),
-    "both": (Halves, "momentum", "linear", linear, None),
+    "both": (Halves, "heavy_ball", "linear", linear, None),
     "a node": (
         Halves,
         {"_target_": "torch.optim.SGD", "momentum": 0.9},
@@ -150,7 +150,7 @@ def test_several_optimizers_are_kept(given):
 
 
 def test_an_algorithms_arguments_are_tuned():
-    given = ["algorithm=momentum", "tune=[momentum,label_smoothing]", "device=cpu"]
+    given = ["algorithm=heavy_ball", "tune=[momentum,label_smoothing]", "device=cpu"]
     recipe = compose(["+workload=digits", *given]).recipe
     assert recipe.own_values() == {"momentum": 0.9, "label_smoothing": 0.0}
     trial = settings_of(8, LR, STEPS, values={"momentum": 0.3, "label_smoothing": 0.1})

@@ -2,61 +2,107 @@
 
 import os
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from omegaconf import OmegaConf
+from refusals import refused
 from small import QUIET
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.config import compose
+from bstune.config import CONF, compose
 from bstune.core.records import Spec, Target
+from bstune.recipe.recipe import settings_of
 from bstune.trial.lightning import train
 from bstune.trial.trial import Trial, run_trial
 from bstune.workloads.classifier import Classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 UNREACHABLE = Target("val/loss", 0.0, "min")
-CONF = Path(__file__).parents[1] / "conf" / "workload"
 DATA = os.environ.get("BSTUNE_DATA", "")
 needs_data = pytest.mark.skipif(not DATA, reason="BSTUNE_DATA is not set")
-TRAINED = [
-    "digits",
-    pytest.param("airfoil", marks=needs_data),
-    pytest.param("fashion_mlp", marks=needs_data),
-]
+# Each workload that is trained -> the equally likely classes, or characters, of its labels.
+CLASSES = {
+    "digits": 10,
+    "airfoil": None,
+    "mnist_mlp": 10,
+    "mnist_cnn": 10,
+    "fashion_mlp": 10,
+    "fashion_cnn": 10,
+    "cifar_mlp": 10,
+    "cifar_resnet8": 10,
+    "cifar_vgg11": 10,
+    "shakespeare_lstm": 65,
+    "shakespeare_transformer": 65,
+}
 
 
-def composed(name, **trial):
-    """A workload's file, with the values of a trial, of its baseline unless given."""
-    file = OmegaConf.load(CONF / f"{name}.yaml")
-    values = {**file.baseline, "seed": 0, "total_steps": 400, **trial}
-    return OmegaConf.merge(file, {"trial": values, "data_root": DATA})
+class Losses(Callback):
+    """Keeps the training losses."""
+
+    def __init__(self):
+        self.values = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.values.append(outputs["loss"].item())
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_twenty_steps_lower_the_loss(name):
+def test_each_workload_is_tried():
+    shipped = {one.stem for one in (CONF / "workload").glob("*.yaml")}
+    assert shipped - {"replay", "resnet_cifar"} == CLASSES.keys()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_few_steps_lower_the_loss(name):
+    if name != "digits" and not DATA:
+        pytest.skip("BSTUNE_DATA is not set")
+    composed = compose([f"+workload={name}", "device=cpu", "threads=1"])
+    recipe, classes = composed.recipe, CLASSES[name]
+    trial = settings_of(16, composed.options.baseline.lr, 20)
     seed_everything(0, verbose=False)
-    config = composed(name)
-    data, module = instantiate(config.data), instantiate(config.module)
-    (before,) = Trainer(accelerator="cpu", **QUIET).validate(module, data, verbose=False)
-    Trainer(max_steps=20, max_epochs=-1, accelerator="cpu", **QUIET).fit(module, data)
-    (after,) = Trainer(accelerator="cpu", **QUIET).validate(module, data, verbose=False)
-    assert after["val/loss"] < 0.7 * before["val/loss"]
-    assert Target.parse(config.target).metric in after
-    keys = [part.key for part in config.tunable.values()]
+    data, module = recipe.data(trial), recipe.module(trial)
+    data.validation_batch_size = 100
+    losses = Losses()
+    trainer = Trainer(
+        **{**recipe.trainer(trial), **QUIET},
+        accelerator="cpu",
+        max_steps=20,
+        limit_val_batches=1,
+        callbacks=[losses],
+    )
+    trainer.fit(module, data)
+    assert len(losses.values) == 20
+    assert classes is None or losses.values[0] == pytest.approx(np.log(classes), rel=0.25)
+    assert np.mean(losses.values[-5:]) < 0.99 * np.mean(losses.values[:5])
+    trainer.validate(module, data, verbose=False)
+    assert np.isfinite(float(trainer.callback_metrics[composed.options.target.metric]))
+    # What may be tuned is there.
+    keys = [part["key"] for part in composed.parts["tunable"].values()]
+    config = OmegaConf.create(composed.parts)
     assert all(OmegaConf.select(config, key) is not None for key in keys)
     # A trial's values arrive.
-    config = composed(name, batch_size=32, lr=0.125)
-    assert len(next(iter(instantiate(config.data).train_dataloader()))[1]) == 32
-    assert instantiate(config.module).lr == 0.125
+    assert len(next(iter(data.train_dataloader()))[1]) == 16
+    assert module.lr == composed.options.baseline.lr
+
+
+def test_workloads_of_a_folder_have_bases(tmp_path):
+    base = tmp_path / "workload" / "base"
+    base.mkdir(parents=True)
+    (base / "short.yaml").write_text("budget: {steps: 7}\ntrials: 3\n")
+    mine = "defaults: [digits, base/short@_here_, base/nesterov@_here_, _self_]\ntrials: 5\n"
+    (tmp_path / "workload" / "mine.yaml").write_text(mine)
+    composed = compose(["--config-dir", str(tmp_path), "+workload=mine"])
+    assert composed.options.budget.steps == 7
+    assert composed.options.trials == 5
+    assert composed.parts["module"]["optimizer"]["nesterov"] is True
+    assert composed.parts["data"]["test"] == 297
+    with refused("takes airfoil, cifar_mlp,"):
+        compose(["--config-dir", str(tmp_path), "+workload=base"])
 
 
 def test_error_and_loss_are_of_all_examples():

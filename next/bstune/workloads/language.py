@@ -1,10 +1,11 @@
-"""Language models on a text of characters: data, and an LSTM.
+"""Language models on a text of characters: data, an LSTM and a Transformer.
 
 An example is a sequence of ``context`` tokens, whose targets are the same tokens one place on.
 """
 
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -93,4 +94,37 @@ class Lstm(nn.Module):
         """Compute logits (N, vocabulary, T) for tokens (N, T)."""
         states, _ = self.cells(self.tokens(tokens))
         logits: Tensor = self.head(states)
+        return logits.transpose(1, 2)
+
+
+class Transformer(nn.Module):
+    """A decoder of pre-normalised blocks without dropout, as GPT-2 (Radford et al. 2019).
+
+    Args:
+        vocabulary: different tokens.
+        context: tokens of a sequence.
+        layers, width, heads: blocks, size of a token's vector, and heads of attention.
+    """
+
+    def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = nn.Parameter(torch.empty(context, width))
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        norm = nn.LayerNorm(width)
+        self.blocks = nn.TransformerEncoder(block, layers, norm, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        mask = nn.Transformer.generate_square_subsequent_mask(context)
+        self.register_buffer("mask", mask, persistent=False)
+        # torch's blocks are copies of one.
+        for weight in self.parameters():
+            if weight.ndim > 1:
+                nn.init.normal_(weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Compute logits (N, vocabulary, context) for tokens (N, context)."""
+        stream = self.tokens(tokens) + self.places
+        logits: Tensor = self.head(self.blocks(stream, self.mask, is_causal=True))
         return logits.transpose(1, 2)
