@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 from pydantic import Field, NonNegativeInt
@@ -53,9 +52,9 @@ def compare(
         options: arguments of all studies, after all others.
 
     Returns:
-        A row a study and seed, as of :func:`row`, with ``ratio``: how many times as large the
-        study's B_crit is as the first one's, by the geometric mean over seeds, and the ends of its
-        90% interval by Welch's t of the logs.
+        A row a study and seed, as of :func:`row`, with ``ratio_mean``: how many times as large
+        the study's B_crit is as the first one's, by the geometric mean over seeds, and the ends of
+        its 90% interval by Welch's t of the logs.
     """
     found = []
     for name, seed in product(studies, seeds):
@@ -93,27 +92,34 @@ Found = list[tuple[str, Result]]
 
 def table_of(factor: str, found: Found) -> DataFrame:
     """A row a study."""
-    return DataFrame([{factor: name} | row(result) for name, result in found])
+    return DataFrame([{factor: name, "study": one.study} | row(one) for name, one in found])
 
 
 def row(result: Result) -> dict[str, Any]:
     """What a study says of its curve.
 
     Returns:
-        How many trials reached the target, of how many. Where one did: the slopes of log S* over
-        log B at the smallest and the largest batch size that reached it (-1 is perfect scaling, 0
-        no gain); ``useful``, the largest useful batch size: the smallest one whose predicted steps
-        are at most 1.1 times the fewest, and its best rate; the best pair, its seconds and the
-        near-optimal batch sizes, where the study sought one; B_crit with its 90% interval. Where
-        B_crit is known: S_min; ``off_law`` as of :func:`off_law`; whether a batch size of perfect
-        scaling, and one of maximal data parallelism, reached the target.
+        How many trials reached the target, of how many; B_crit, NaN where it is not known, with
+        its 90% interval. With B_crit: S_min; ``off_law`` as of :func:`off_law`; whether a batch
+        size of perfect scaling, and one of maximal data parallelism, reached the target. Where a
+        trial did: the slopes of log S* over log B at the smallest and the largest batch size that
+        reached it (-1 is perfect scaling, 0 no gain); ``useful``, the largest useful batch size:
+        the smallest one whose predicted steps are at most 1.1 times the fewest, and its best rate.
+        Where the study sought a best pair: it, its seconds and the near-optimal batch sizes.
     """
     records = ends(result.records)
     count = sum(record.reached for record in records)
-    values: dict[str, Any] = {"reached": count, "trials": len(records)}
+    values: dict[str, Any] = {"reached": count, "trials": len(records), "b_crit": math.nan}
     critical = result.critical
     if critical is None:
         return values
+    b_crit, s_min = critical.interval.value, critical.s_min
+    values |= {"low": critical.interval.low, "high": critical.interval.high}
+    if b_crit is not None and s_min is not None:
+        values |= {"b_crit": b_crit, "s_min": s_min}
+        values["off_law"] = off_law(tuned(result), b_crit, s_min)
+        values["perfect"] = critical.smallest <= b_crit / REGIME_RATIO
+        values["maximal"] = critical.largest >= b_crit * REGIME_RATIO
     sizes, steps = np.array([(point.batch_size, point.steps) for point in result.curve]).T
     slope = np.gradient(np.log(steps), np.log(sizes))
     values["slope_small"], values["slope_large"] = np.interp(
@@ -126,13 +132,6 @@ def row(result: Result) -> dict[str, Any]:
     if result.best is not None:
         values |= result.best.model_dump(include={"batch_size", "lr", "seconds"})
         values["near_optimal"] = result.near_optimal
-    b_crit, s_min = critical.interval.value, critical.s_min
-    values |= {"b_crit": b_crit, "low": critical.interval.low, "high": critical.interval.high}
-    if b_crit is not None and s_min is not None:
-        values["s_min"] = s_min
-        values["off_law"] = off_law(tuned(result), b_crit, s_min)
-        values["perfect"] = critical.smallest <= b_crit / REGIME_RATIO
-        values["maximal"] = critical.largest >= b_crit * REGIME_RATIO
     return values
 
 
@@ -178,18 +177,19 @@ def over_first(values: Series, groups: Series) -> DataFrame:
             test = ttest_ind(samples[name], samples[first], equal_var=False)
             interval = test.confidence_interval(SHARE)
         rows[name] = (samples[name].mean() - samples[first].mean(), *interval)
-    return DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high"])
+    return DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"])
 
 
 def figure(found: Found) -> Figure:
     """Draw steps to target over batch size, with B_crit dotted, and all of them on one law.
 
-    A line is a study's predicted median at the best rate, a point the best trial of an octave.
+    A line is a study's predicted median at the best rate, a point the mean of an octave's
+    well-tuned trials.
     """
     drawn = Figure(figsize=INCHES, layout="constrained")
     steps_axes, law_axes = drawn.subplots(1, 2)
     names = [name for name, _ in found]
-    colours = dict(zip(dict.fromkeys(names), colormaps["tab10"].colors, strict=False))
+    colours = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(names))}
     for name, result in found:
         line: dict[str, Any] = {"color": colours[name], "linewidth": 1.2}
         curve = [(point.batch_size, point.steps) for point in result.curve]
@@ -208,12 +208,8 @@ def figure(found: Found) -> Figure:
     law_axes.plot(sizes, 1.0 + 1.0 / sizes, color="black", linestyle="--", label="1 + B_crit/B")
     law_axes.axvspan(1.0 / REGIME_RATIO, REGIME_RATIO, color="0.95", zorder=0)
     steps_axes.set(ylabel="steps to target")
-    law_axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="batch size / B_crit",
-        ylabel="steps / S_min",
-        title="perfect scaling, diminishing returns, maximal data parallelism",
-    )
+    law_axes.set(xscale="log", yscale="log", xlabel="batch size / B_crit", ylabel="steps / S_min")
+    regimes = "perfect scaling   |   diminishing returns   |   maximal data parallelism"
+    law_axes.set_title(regimes, fontsize=9)
     draw_legend(drawn, (steps_axes, law_axes))
     return drawn

@@ -8,15 +8,18 @@ from tempfile import TemporaryDirectory
 from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.records import Record
-from bstune.result import Result
+from bstune.result import Result, load
 from bstune.studied import run_study
 from bstune.study.begin import begin
 from bstune.study.once import train_once
+from bstune.system.files import StudyFolder
 from bstune.system.ticker import say
 
 
 def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
-    """Run a study, or go on with it, in a folder of its name in ``output``.
+    """Run a study, or go on with it, in a folder of its name in ``output``; read a finished one.
+
+    A study that its ``wall_seconds`` have ended would train for as long again.
 
     Args:
         name: of the study.
@@ -28,7 +31,10 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
         BstuneError: as by :func:`bstune.studied.run_study`.
     """
     say(f"study {name}")
-    where = [f"study={name}", f"output={output / name}", f"storage=sqlite:///{output}/studies.db"]
+    folder = output / name
+    if StudyFolder(folder).curve.exists():
+        return load(folder)
+    where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
     command = [*arguments, *where]
     composed = compose(command)
     began = time.monotonic()
