@@ -39,9 +39,10 @@ def compare(
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)],
     common: list[str],
     studies: dict[str, list[str]],
+    folders: list[Path],
     options: list[str],
 ) -> tuple[DataFrame, Figure]:
-    """Run studies that differ in one factor, and compare their critical batch sizes.
+    """Compare the critical batch sizes of studies that differ in one factor.
 
     Args:
         output: gets a folder a study and seed.
@@ -49,6 +50,7 @@ def compare(
         seeds: of the studies; each study is run with each of them.
         common: arguments of all studies, as on the command line.
         studies: further arguments of each study, by its name. Ratios are over the first one.
+        folders: of further studies, which are there.
         options: arguments of all studies, after all others.
 
     Returns:
@@ -60,39 +62,11 @@ def compare(
     for name, seed in product(studies, seeds):
         arguments = [*common, *studies[name], *options, f"seed={seed}"]
         found.append((name, study(f"{name}-{seed}", output, arguments)))
-    table = table_of(factor, found)
+    found += [(folder.name, load(folder)) for folder in folders]
+    table = DataFrame([{factor: name, "study": one.study} | row(one) for name, one in found])
     ratios = np.exp(over_first(np.log(table["b_crit"]), table[factor])).add_prefix("ratio_")
     table = table.merge(ratios, how="left", left_on=factor, right_index=True)
     return table.dropna(axis="columns", how="all"), figure(found)
-
-
-def panel(
-    output: Path, *, folders: list[Path], tables: list[str], options: list[str]
-) -> tuple[DataFrame, Figure]:
-    """Put workloads on one law: batch sizes over B_crit, steps over S_min.
-
-    Args:
-        output: gets a folder a table.
-        folders: of studies.
-        tables: of recorded runs, which are studied here.
-        options: arguments of these studies.
-
-    Returns:
-        A row a workload, as of :func:`row`.
-    """
-    found = [(folder.name, load(folder)) for folder in folders]
-    for name in tables:
-        found.append((name, study(name, output, ["+workload=replay", f"table={name}", *options])))
-    return table_of("workload", found), figure(found)
-
-
-Found = list[tuple[str, Result]]
-"""Studies with their names; those that differ in the seed alone share one."""
-
-
-def table_of(factor: str, found: Found) -> DataFrame:
-    """A row a study."""
-    return DataFrame([{factor: name, "study": one.study} | row(one) for name, one in found])
 
 
 def row(result: Result) -> dict[str, Any]:
@@ -180,11 +154,14 @@ def over_first(values: Series, groups: Series) -> DataFrame:
     return DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"])
 
 
-def figure(found: Found) -> Figure:
+def figure(found: list[tuple[str, Result]]) -> Figure:
     """Draw steps to target over batch size, with B_crit dotted, and all of them on one law.
 
     A line is a study's predicted median at the best rate, a point the mean of an octave's
     well-tuned trials.
+
+    Args:
+        found: studies with their names; those that differ in the seed alone share one.
     """
     drawn = Figure(figsize=INCHES, layout="constrained")
     steps_axes, law_axes = drawn.subplots(1, 2)
