@@ -27,7 +27,7 @@ from bstune.sweeps.studies import study
 INCHES = (11.0, 4.8)
 SHARE = 0.9
 # The law is drawn over so many times B_crit, on both sides.
-REACH = 64.0
+REACH = 100.0
 # A rate within this factor of the predicted best is well tuned.
 NEAR = 1.4
 
