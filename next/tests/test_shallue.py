@@ -5,10 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+import yaml
 from pandas import DataFrame, Series
 from scipy.stats import t as student
 
+from bstune.config import compose
 from bstune.sweeps import shallue, shallue_error
+from bstune.sweeps.command import SWEEPS
 from bstune.workloads.losses import squared_error
 
 FAST = ["workers=0", "mlflow.uri=null"]
@@ -28,6 +31,15 @@ def test_welch_of_two_groups_and_a_group_of_one():
     half = student.ppf(0.95, error**2 / (4.0**2 + (0.25 / 3.0) ** 2 / 2.0)) * math.sqrt(error)
     assert found.loc["b"].tolist() == pytest.approx([-0.5, -0.5 - half, -0.5 + half])
     assert found.loc["c"].tolist() == pytest.approx([7.0, math.nan, math.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SWEEPS if name.startswith("shallue")] + ["losses"]
+)
+def test_studies_of_a_sweep_compose(name):
+    settings = yaml.safe_load(SWEEPS[name].read_text())
+    for own in (settings.get("studies") or settings["variants"]).values():
+        assert compose([*settings["common"], *own]).options.target is not None
 
 
 def test_two_studies_and_a_folder(tmp_path):
