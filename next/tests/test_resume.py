@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bstune.core.records import Target
 from bstune.trial.trial import Trial
 from bstune.workloads.averaging import RunningWeightAverage
+from bstune.workloads.muon import Muon
 
 # On a machine with one processor torch advises on the number of a loader's processes.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -135,6 +136,18 @@ class Augmented(torch.utils.data.Dataset):
         return X[index] + random.random() + np.random.rand() + torch.rand(10), Y[index]
 
 
+class AugmentedWithMuon(Plain):
+    """It augments where the batch lies, as the image workloads do; matrices and biases by Muon."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        inputs, labels = batch
+        noise = torch.rand(len(inputs), 1) if self.trainer.training else 0.0
+        return inputs + noise, labels
+
+    def configure_optimizers(self):
+        return Muon(self.parameters(), lr=self.trial.lr)
+
+
 def stream(trial, workers=0):
     batches = Batches(TensorDataset(X[3:], Y[3:]), trial.batch_size)
     return DataLoader(batches, batch_size=None, num_workers=workers)
@@ -190,6 +203,7 @@ CASES = {
     "manual on a stream": (Manual, dict, stream, 0),
     "several loaders": (OfTwo, dict, two_loaders, 0),
     "literal rate": (LiteralRate, dict, None, 0),
+    "augmented, Muon": (AugmentedWithMuon, dict, None, 0),
 }
 # Settings of the recipe; with a scaler of its own the Trainer takes no precision.
 SETTINGS = {
@@ -219,6 +233,7 @@ CLASSES = {
     "micro-batches of a scaler": 16,
     "several loaders": 16,
     "literal rate": 130,
+    "augmented, Muon": 16,
 }
 if "BSTUNE_ALL_CASES" in os.environ:
     RUNS = list(itertools.product(CASES, (16, 130), [(5,), (12,), (25,), (5, 12, 25)]))

@@ -34,9 +34,12 @@ from bstune.study.critical import critical_batch_size
 from bstune.study.estimates import DRAWS, MOVES
 
 OLD = ROWS / "coverage_old.jsonl"
-# Least and largest share in sum of ``time`` and ``curve``, and of widths new over old.
-HOLDS = (0.85, 0.98)
-WIDTHS = {"time": 1.8, "curve": 1.3}
+# The gate, with its limits.
+GATED = ("time", "curve")
+GATE = (
+    "{} of {} intervals of `time` and `curve` hold ({:.1%}, limits 85 to 98%); widths over the old "
+    "ones {:.2f} (limit 1.8) and {:.2f} (limit 1.3)"
+)
 
 
 def measure(name, objective, seed):
@@ -137,19 +140,22 @@ def main():
             named = [[row for row in rows if row["name"] == name] for rows in sides]
             show(f"{objective}, {name}", *named)
         show(f"{objective}, all", *sides)
-        if sides[1] and objective in WIDTHS:
-            widths = [statistics.median(map(width, rows)) for rows in pairs_of(*sides)]
-            print(f"{objective}: width {widths[0] / widths[1]:.2f}, limit {WIDTHS[objective]}")
-    gate = [row for row in new if row["objective"] in WIDTHS]
-    if gate:
-        share = statistics.mean(map(holds, gate))
-        print("time and curve: {:.1%} held, to be {:.0%} to {:.0%}".format(share, *HOLDS))
+    if {*GATED} <= {*given.objectives}:
+        print(GATE.format(*gate(new)))
 
 
-def pairs_of(new, old):
-    """The new rows that have an old one, and the old ones."""
-    there = {(row["name"], row["seed"]) for row in old}
-    return [row for row in new if (row["name"], row["seed"]) in there], old
+def gate(new):
+    """Held, of how many, their share, and widths over the old ones, as ``GATE`` has places."""
+    held, widths = [], []
+    for objective in GATED:
+        sides = []
+        for rows in (new, read_rows(OLD)):
+            sides.append({(r["name"], r["seed"]): r for r in rows if r["objective"] == objective})
+        both = sides[0].keys() & sides[1].keys()
+        medians = [statistics.median(width(side[key]) for key in both) for side in sides]
+        widths.append(medians[0] / medians[1])
+        held += map(holds, sides[0].values())
+    return sum(held), len(held), statistics.mean(held), *widths
 
 
 def show(name, new, old):

@@ -317,21 +317,22 @@ def main():
     given = options.parse_args()
     jobs = jobs_of(seed=range(given.seeds), problem=given.problems, search=given.searches)
     add_rows(given, jobs, measure)
-    show(read_rows(given.rows))
+    for line in summary(read_rows(given.rows)):
+        print(*line, sep="   ")
 
 
-def show(rows):
-    groups = {name: (name,) for name in dict.fromkeys(row["problem"] for row in rows)}
-    groups["tables"] = [name for name in TABLES if name not in HELD_OUT]
-    groups["held-out tables"] = [name for name in TABLES if name in HELD_OUT]
-    groups["language"] = LANGUAGES
-    for group, names in groups.items():
-        for search in dict.fromkeys(row["search"] for row in rows):
-            own = [row for row in rows if row["problem"] in names and row["search"] == search]
-            if own:
+def summary(rows):
+    """Each group of problems, with median/90th percentile after ``SPENDINGS`` of each search."""
+    for kind, all_names in (("tables", TABLES), ("grids", LANGUAGES)):
+        for group, is_held_out in (("held-out", True), ("other", False)):
+            names = [name for name in all_names if (name in HELD_OUT) == is_held_out]
+            told = []
+            for search in ("bstune", "TPE", "GP", "old"):
+                own = [r for r in rows if r["problem"] in names and r["search"] == search]
                 by = np.array([row["of_deviation"] for row in own], float).T
-                cells = [f"{np.nanmedian(v):.2f}/{np.nanquantile(v, 0.9):.2f}" for v in by]
-                print(f"{group:18s} {search:8s} n {len(own):3d}  {'  '.join(cells)}")
+                both = [f"{np.nanmedian(v):.2f}/{np.nanquantile(v, 0.9):.2f}" for v in by]
+                told.append(", ".join(both))
+            yield f"{group} {kind}", *told
 
 
 if __name__ == "__main__":

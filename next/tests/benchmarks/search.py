@@ -34,6 +34,8 @@ BASELINES = {
 LIMIT = 1.03
 FIRST_LIMIT = 1.15
 NINETIES_LIMIT = 1.25
+KINDS = list(product(("time", "steps"), (False, True)))
+OLD = ROWS / "search_old.jsonl"
 
 
 def measure(table, objective, baseline, seed):
@@ -53,6 +55,14 @@ def misses(compared):
     return ", ".join(missed) or "holds"
 
 
+def beside_old(rows, *kind):
+    """The rows of an objective, with a baseline or not, beside the old ones, at each place."""
+    sides = []
+    for one in (rows, read_rows(OLD)):
+        sides.append([row for row in one if (row["objective"], row["baseline"]) == kind])
+    return compare(*sides)
+
+
 def main():
     options = parser(__doc__, "search_new.jsonl", seeds=20)
     options.add_argument("--objectives", nargs="+", default=["time", "steps"])
@@ -64,12 +74,9 @@ def main():
     for seed, (objective, baseline), table in product(range(given.seeds), kinds, given.tables):
         jobs.append({"table": table, "objective": objective, "baseline": baseline, "seed": seed})
     add_rows(given, jobs, measure)
-    new, old = read_rows(given.rows), read_rows(ROWS / "search_old.jsonl")
+    new = read_rows(given.rows)
     for kind in kinds:
-        sides = []
-        for rows in (new, old):
-            sides.append([row for row in rows if (row["objective"], row["baseline"]) == kind])
-        lines = compare(*sides)
+        lines = beside_old(new, *kind)
         if lines:
             first = " with the baseline first" if kind[1] else ""
             print(f"{kind[0]}{first}, {lines[0].pairs} pairs", HEAD, sep="\n")

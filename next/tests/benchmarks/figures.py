@@ -1,0 +1,247 @@
+"""The READMEs' figures, each written from its rows: ``python tests/benchmarks/figures.py``.
+
+A figure is a text with places for values, a file of rows, and a function that takes the rows and
+gives the values, for each text once. So written, it has to stand in its README, whatever the line
+breaks. One of a sweep is an entry more in ``FIGURES``.
+"""
+
+import math
+from pathlib import Path
+
+import coverage
+import further_values
+import metric
+import schedule_lengths
+import search
+from common import ROWS, read_rows
+from pandas import json_normalize as flat
+
+NEXT = Path(__file__).parents[2]
+# Picks that take at most so many times as long are as fast, as in race.py.
+TIE = 1.05
+# Where the recorded runs have the slope -1/2.
+TRUTHS = {"mnist_mlp": 209, "digits": 58}
+
+
+def written(text, rows, values):
+    """A figure's texts with their values.
+
+    Args:
+        text: with places for the values.
+        rows: a file of ``rows/``, or the path of a sweep's from ``next/``, without its settings.
+        values: a function that takes the rows.
+    """
+    path = NEXT / rows if "/" in rows else ROWS / rows
+    measured = [row for row in read_rows(path) if "settings" not in row]
+    return [text.format(*one) for one in values(measured)]
+
+
+def stands(text, readme):
+    """Whether a README has a text, whatever its line breaks; what is infinite or nan is none."""
+    wanted = " ".join(text.replace("inf", "none").replace("nan", "none").split())
+    return wanted in " ".join((NEXT / readme).read_text().split())
+
+
+def searched(rows):
+    """Each kind of search with medians, new and old, at each place, then the ratios."""
+    for objective, baseline in search.KINDS:
+        lines = search.beside_old(rows, objective, baseline)
+        ends = [end for part in ("medians", "ratio") for one in lines for end in getattr(one, part)]
+        yield objective, ", the baseline first" if baseline else "", *ends
+
+
+def limits(rows):
+    """How many limits of the search hold, of how many."""
+    lines = [line for kind in search.KINDS for line in search.beside_old(rows, *kind)]
+    return [([search.misses(line) for line in lines].count("holds"), len(lines))]
+
+
+def covered(rows):
+    """Each table and kind of curves, then all, with held, open and width by objective."""
+    for name in (*dict.fromkeys(row["name"] for row in rows), "in all"):
+        cells = []
+        for objective in ("time", "curve", "steps"):
+            of = [row for row in rows if row["objective"] == objective]
+            of = [row for row in of if name in (row["name"], "in all")]
+            cells += coverage.figures(of).split()[:3]
+        yield name, *cells
+
+
+def lengths(rows):
+    """Each kind of problems with medians, new and old."""
+    for line in schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD)):
+        if "new/old  " in line:
+            yield line[:32].strip(), *line[32:].split()[1:7]
+
+
+def as_fast(rows):
+    """In how many races bstune's pick is as fast as TPE's and the old one's, busy and quiet."""
+    races = flat(rows)
+    counts = []
+    for rival in ("tpe", "old"):
+        limits = TIE * races[f"plain.{rival}.seconds"].fillna(math.inf)
+        counts += [*(races["plain.bstune.seconds"] <= limits).groupby(races["load"]).sum()]
+    return [counts]
+
+
+def held(table, part, by):
+    """For each group in how many rows the interval holds the truth, of all; an open end does."""
+    low, high = table[f"{part}.low"].fillna(0.0), table[f"{part}.high"].fillna(math.inf)
+    holds = low.le(table["truth"]) & high.ge(table["truth"])
+    return holds.groupby(table[by]).agg(["sum", "count"]).itertuples()
+
+
+FIGURES = {
+    "README.md": [
+        (
+            "{:.2f} times the best's time once trials have cost 10 times the best's own training, "
+            "{:.2f} times after 20, and {:.2f} times after 40",
+            "search_new.jsonl",
+            lambda rows: [[line.medians[0] for line in search.beside_old(rows, "time", False)[2:]]],
+        ),
+        (
+            "on {1} of the six, and on {0} beside two busy processes",
+            "race_60s.jsonl",
+            as_fast,
+        ),
+    ],
+    "tests/benchmarks/README.md": [
+        (
+            "{} kills over {} studies of {} records: {} lost, {} doubled",
+            "kills.jsonl",
+            lambda rows: (
+                flat(rows)
+                .assign(studies=1)
+                .groupby(["workers", "failed"], dropna=False)[
+                    ["kills", "studies", "records", "lost", "doubled"]
+                ]
+                .sum()
+                .to_numpy()
+            ),
+        ),
+        ("{} of {} limits hold", "search_new.jsonl", limits),
+        (
+            "| {}{} |"
+            + 5 * " {:.2f}; {:.2f} |"
+            + " | new over old |"
+            + 5 * " {:.3f} ({:.3f} to {:.3f}) |",
+            "search_new.jsonl",
+            searched,
+        ),
+        (coverage.GATE, "coverage_new.jsonl", lambda rows: [coverage.gate(rows)]),
+        ("| {} |" + 3 * " {}, {}, {} |", "coverage_new.jsonl", covered),
+        (
+            "old intervals {1}, {4} and {7} hold",
+            "coverage_old.jsonl",
+            lambda rows: [[*covered(rows)][-1]],
+        ),
+        ("| {} | {} | {} |", "further_values.jsonl", further_values.summary),
+        ("| {} | {} | {} | {} | {} |", "metric.jsonl", metric.summary),
+        (
+            "{:.0f} s: {:.3f} for the best, {:.3f} for the baseline",
+            "shakespeare_budget.jsonl",
+            lambda rows: (
+                flat(rows)
+                .pivot_table("metric", "budget_seconds", "what", "median")[["best", "baseline"]]
+                .itertuples()
+            ),
+        ),
+        ("| {} | {}, {}, {} | {}, {}, {} |", "schedule_lengths_new.jsonl", lengths),
+        (
+            "{}",
+            "schedule_lengths_new.jsonl",
+            lambda rows: [[*schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD))][-1:]],
+        ),
+        (
+            "speedups {} ({}), times of the best {} ({}), times of the baseline {} ({})",
+            "claims.jsonl",
+            lambda rows: [
+                [
+                    flat(rows)[f"claims.{name}.holds"].str[reading].sum()
+                    for name in ("speedup", "other.seconds", "baseline.seconds")
+                    for reading in (0, 1)
+                ]
+            ],
+        ),
+        (
+            "{} Switch, {} Not yet",
+            "twenty_projects.jsonl",
+            lambda rows: [flat(rows)["answer.verdict"].value_counts()],
+        ),
+        (
+            "{} studies, {} refused rightly: {:.0f} contradict",
+            "one_answer.jsonl",
+            lambda rows: [
+                (len(rows), flat(rows).status.gt(0).sum(), flat(rows).wrong.str.len().sum())
+            ],
+        ),
+        (
+            "| {} |" + 4 * " {:.3f}, {:.3f} |",
+            "race_60s.jsonl",
+            lambda rows: (
+                flat(rows)
+                .pivot(
+                    index="project",
+                    columns="load",
+                    values=[
+                        f"plain.{name}.seconds" for name in ("baseline", "bstune", "tpe", "old")
+                    ],
+                )
+                .itertuples()
+            ),
+        ),
+        ("than TPE's in {} and {}, than the old one's in {} and {}", "race_60s.jsonl", as_fast),
+        (
+            "`{}` {:.3f}, {:.3f}, {:.3f}",
+            "speed.jsonl",
+            lambda rows: (
+                flat(rows).pivot_table("seconds", "objective", "trials", "median").itertuples()
+            ),
+        ),
+        ("{} engineers", "readers.jsonl", lambda rows: [[flat(rows).reader.nunique()]]),
+        (
+            "{:.2f} times the best cell's time, {:.2f} in studies",
+            "other_targets.jsonl",
+            lambda rows: [flat(rows)[["asked.ratio", "run.ratio"]].median()],
+        ),
+        (
+            "`{}` {} of {}",
+            "critical.jsonl",
+            lambda rows: held(
+                flat(rows).assign(truth=[TRUTHS[row["workload"]] for row in rows]),
+                "critical.interval",
+                "workload",
+            ),
+        ),
+        (
+            "{1} of {2} hold",
+            "speedup.jsonl",
+            lambda rows: held(flat(rows), "speedup", "speedup.at_least"),
+        ),
+        (
+            "{:.0f} ends after {:.1f} to {:.1f} s",
+            "wall.jsonl",
+            lambda rows: (
+                flat(rows).groupby("wall_seconds").seconds.agg(["min", "max"]).itertuples()
+            ),
+        ),
+        (
+            "`{}` {} and {}",
+            "intervals.jsonl",
+            lambda rows: (
+                flat(rows).pivot_table("holds.the seconds", "name", "load_name", "sum").itertuples()
+            ),
+        ),
+    ],
+}
+
+
+def main():
+    for readme, figures in FIGURES.items():
+        for text, rows, values in figures:
+            for one in written(text, rows, values):
+                print(f"{readme}: {one} ({rows}){'' if stands(one, readme) else ' IS MISSING'}")
+
+
+if __name__ == "__main__":
+    main()
