@@ -245,7 +245,7 @@ class Trial:
         )
 
 
-def run_trial(train: Callable[[Trial], None], trial: Trial) -> Record:
+def run_trial(train: Callable[[Trial], object], trial: Trial) -> Record:
     """Train a trial; whatever the user's code raises is a record.
 
     Args:

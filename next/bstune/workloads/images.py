@@ -154,7 +154,9 @@ def normalisation(images: Tensor, white: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(scales).view(-1, 1, 1), torch.tensor(shifts).view(-1, 1, 1)
 
 
-def random_crop_flip(images: Tensor, padding: int, cutout: int = 0) -> Tensor:
+def random_crop_flip(
+    images: Tensor, padding: int, cutout: int = 0, mirror: Tensor | None = None
+) -> Tensor:
     """Pad each image by reflection, crop it at random, mirror every other one, cut a square out.
 
     As Page (2018 and 2019, "How to train your ResNet"); with a padding of 2 the crop is the
@@ -164,6 +166,7 @@ def random_crop_flip(images: Tensor, padding: int, cutout: int = 0) -> Tensor:
         images: normalised, (n, channels, height, width).
         padding: pixels on each side, fewer than the image has.
         cutout: side of a square, wholly inside, that becomes 0, the mean; 8 and 5 in the source.
+        mirror: (n, 1), which images to mirror; None: each with a probability of a half.
 
     Returns:
         As many images, of the same size, in the memory format channels_last.
@@ -176,7 +179,8 @@ def random_crop_flip(images: Tensor, padding: int, cutout: int = 0) -> Tensor:
 
     rows = draw(2 * padding + 1) + torch.arange(height, device=device)
     columns = draw(2 * padding + 1) + torch.arange(width, device=device)
-    columns = torch.where(draw(2).bool(), columns.flip(1), columns)
+    mirror = draw(2).bool() if mirror is None else mirror
+    columns = torch.where(mirror, columns.flip(1), columns)
     padded = functional.pad(images, [padding] * 4, mode="reflect").permute(0, 2, 3, 1)
     index = torch.arange(n, device=device)[:, None, None]
     # Pixels are taken with all their channels: one index in place of one a channel.

@@ -1,0 +1,124 @@
+"""David Page's ladder: tricks of training turned on one after another, each a training of its own.
+
+(2019, How to Train Your ResNet 8: Bag of Tricks.)
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from bstune.api import workload_from_config
+from bstune.config import compose
+from bstune.core.records import Record
+from bstune.study.once import train_once
+from bstune.sweeps.rows import Unit, measured
+from bstune.system.ticker import say
+
+BATCH_SIZE = 512
+EXAMPLES = 50_000
+# The error to which seconds are counted.
+GOAL = 0.06
+
+
+@dataclass(frozen=True, eq=False)
+class Rung:
+    """A version of the training.
+
+    Args:
+        name: of what is new.
+        epochs, lr: of the version; ``lr`` is the peak of its schedule.
+        seconds, accuracy: the source's.
+        set: options of the workload, as on the command line, on top of those of all rungs before.
+    """
+
+    name: str
+    epochs: PositiveFloat
+    lr: PositiveFloat
+    seconds: float
+    accuracy: float
+    set: list[str]
+
+
+def run(
+    output: Path,
+    *,
+    rungs: list[Rung],
+    seeds: PositiveInt,
+    width: PositiveInt,
+    epochs: PositiveFloat | None,
+    train_examples: Annotated[int, Field(ge=BATCH_SIZE)] | None,
+) -> tuple[DataFrame, Figure]:
+    """Train each rung on each seed, as a study trains its trials.
+
+    Args:
+        output: folder of the rows.
+        rungs: from the first to the last.
+        seeds: trainings of a rung.
+        width: of the network's first layer, 64 in the source.
+        epochs: of all rungs; None: each has its own.
+        train_examples: of the training images; None: all.
+
+    Returns:
+        A row a rung, with means over seeds: accuracy at the end, seconds of training, and those to
+        the first evaluation at 94%, of the seeds that came to it.
+    """
+    examples = train_examples or EXAMPLES
+    of_ladder = dict(zip(rungs, accumulate(rung.set for rung in rungs), strict=True))
+
+    def trained(unit: Unit) -> dict[str, Any]:
+        rung = next(rung for rung in rungs if rung.name == unit["rung"])
+        steps = math.ceil((epochs or rung.epochs) * examples / BATCH_SIZE)
+        say(f"{rung.name}, seed {unit['seed']}: {steps} steps")
+        record = _record(
+            "+workload=resnet_cifar",
+            f"module.model.width={width}",
+            f"data.train_examples={examples}",
+            f"trial.batch_size={BATCH_SIZE}",
+            f"trial.lr={rung.lr}",
+            f"trial.steps={steps}",
+            f"trial.seed={unit['seed']}",
+            *of_ladder[rung],
+        )
+        seconds = steps * (record.seconds_per_step or math.nan)
+        hits = [step for step, error in record.finite_history if error <= GOAL]
+        return {
+            "steps": steps,
+            "accuracy": 1.0 - record.finite_values[-1],
+            "seconds": seconds,
+            "to_94": seconds * hits[0] / steps if hits else math.nan,
+        }
+
+    # All rungs on one seed, then on the next: what slows the machine down slows all.
+    units: list[Unit] = [
+        {"rung": rung.name, "seed": seed} for seed in range(seeds) for rung in rungs
+    ]
+    settings = {"width": width, "epochs": epochs, "examples": examples}
+    rows = measured(output / "rows.jsonl", settings, units, trained)
+    table = rows.groupby("rung", sort=False)[["steps", "accuracy", "seconds", "to_94"]].mean()
+    table["source_accuracy"] = [rung.accuracy for rung in rungs]
+    table["source_seconds"] = [rung.seconds for rung in rungs]
+    figure = Figure(figsize=(11.0, 5.0), layout="constrained")
+    for axes, measure in zip(
+        figure.subplots(1, 2, sharey=True), ("accuracy", "seconds"), strict=True
+    ):
+        axes.plot(table[f"source_{measure}"], table.index, "ks", label="source")
+        axes.plot(rows[measure], rows.rung, "o", label="seeds here")
+        axes.set_xlabel(measure)
+    axes.legend()
+    axes.invert_yaxis()
+    return table.reset_index(), figure
+
+
+def _record(*arguments: str) -> Record:
+    """Train one configuration, of which nothing but the record is kept."""
+    with TemporaryDirectory() as folder:
+        command = [*arguments, f"output={folder}", f"storage=sqlite:///{folder}/study.db"]
+        composed = compose(command)
+        return train_once(composed.options, workload_from_config(composed, command))
