@@ -1,19 +1,25 @@
-"""Studies of a sweep, which differ in one factor."""
+"""Studies of a sweep, which differ in one factor, and single trainings."""
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bstune.api import workload_from_config
 from bstune.config import compose
-from bstune.result import Result
+from bstune.core.records import Record
+from bstune.result import Result, load
 from bstune.studied import run_study
 from bstune.study.begin import begin
+from bstune.study.once import train_once
+from bstune.system.files import StudyFolder
 from bstune.system.ticker import say
 
 
 def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
-    """Run a study, or go on with it, in a folder of its name in ``output``.
+    """Run a study, or go on with it, in a folder of its name in ``output``; read a finished one.
+
+    A study that its ``wall_seconds`` have ended would train for as long again.
 
     Args:
         name: of the study.
@@ -25,9 +31,28 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
         BstuneError: as by :func:`bstune.studied.run_study`.
     """
     say(f"study {name}")
-    where = [f"study={name}", f"output={output / name}", f"storage=sqlite:///{output}/studies.db"]
+    folder = output / name
+    if StudyFolder(folder).curve.exists():
+        return load(folder)
+    where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
     command = [*arguments, *where]
     composed = compose(command)
     began = time.monotonic()
     begun = begin(composed.options, name, began, trains=composed.recipe is not None)
     return run_study(composed.options, workload_from_config(composed, command), begun)
+
+
+def train(arguments: Sequence[str]) -> Record:
+    """Train one configuration in this process; nothing is kept but its record.
+
+    Args:
+        arguments: as of :func:`study`, with ``trial.batch_size`` and ``trial.lr``, and
+            ``trial.steps`` for a run of that length, whatever it reaches.
+
+    Raises:
+        BstuneError: as by :func:`bstune.study.once.train_once`.
+    """
+    with TemporaryDirectory() as folder:
+        command = [*arguments, "workers=0", f"output={folder}"]
+        composed = compose(command)
+        return train_once(composed.options, workload_from_config(composed, command))
