@@ -7,12 +7,15 @@ import pytest
 import search_records
 from refusals import as_yaml, cases
 
+from bstune.config import options_from_python
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.deadline import Deadline
 from bstune.study.field import field_of
+from bstune.study.machine import RECORDED
 from bstune.study.next_step import fatal_error, next_step
+from bstune.study.of_options import plan_line
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 
 TARGET = Target("val/loss", 0.1, "min")
@@ -317,3 +320,26 @@ seed/1/0 120 1.0 reached 80 steps_low: 78, schedule_steps: 300, repeats: 1""")
     asked = following(records, 90.0, **ends, **LIMITED)
     assert (asked.place, asked.schedule_steps) == ("seed/0/0", 938)
     assert asked.max_steps == math.ceil(4 * 79.5 * (1 + 120 / 64) / 2)
+
+
+@cases(
+    """
+step_time | deadline | words
+null | null | null
+2 | null | null
+5 | null | 78 min
+5 | 6000 | null
+5 | 3000 | 78 min
+"""
+)
+def test_a_trial_that_takes_long_is_told(step_time, deadline, words):
+    """The baseline's budget is 938 steps."""
+    question = Question(
+        TARGET,
+        Budget(steps=400, examples=60_000),
+        budget_step_time=None if step_time is None else lambda batch_size: step_time,
+    )
+    made = plan(question=question, deadline=deadline and Deadline(0.0, deadline))
+    options = options_from_python(target="val/loss <= 0.1", budget=400)
+    _, *told = plan_line("a", options, made, RECORDED).splitlines()
+    assert [words in line for line in told] == ([True] if words else [])

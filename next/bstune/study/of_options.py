@@ -21,6 +21,8 @@ from bstune.system.console import count, seconds
 # time for, up to so many: with more, decisions take longer than 0.3 s.
 TRIALS = 32
 TRIALS_IN_TIME = 1000
+# Without a time limit a trial of so many seconds is worth a line before it begins.
+LONG_TRIAL = 3600.0
 # The least steps of a budget whose best metric is sought.
 LEAST_STEPS = 10
 # Options that a study keeps to.
@@ -143,7 +145,7 @@ def _check_length(question: Question, space: Space) -> None:
 
 
 def plan_line(name: str, options: Options, plan: Plan, machine: Machine) -> str:
-    """Say in a line what a study of a workload does, and what it may take."""
+    """Say what a study of a workload does, and what would make it fit where a trial is long."""
     what = (
         f"{name}: {options.target}, batch sizes {plan.space.low} to {plan.space.high} "
         f"(scaling: {plan.space.rule}), {machine.device}"
@@ -154,4 +156,14 @@ def plan_line(name: str, options: Options, plan: Plan, machine: Machine) -> str:
         what += f", {count(plan.trials, 'configuration')}"
     if plan.deadline is not None:
         what += f", {seconds(plan.deadline.shared)}"
-    return what
+    step_time = plan.question.budget_step_time
+    if step_time is None:
+        return what
+    batch_size = plan.space.anchor[0]
+    whole = plan.question.last_step(round(batch_size)) * step_time(batch_size)
+    if whole <= (plan.deadline.shared if plan.deadline else LONG_TRIAL):
+        return what
+    return (
+        f"{what}\na trial of the whole budget takes {seconds(whole)} at batch size "
+        f"{batch_size:,.0f}: a smaller model or budget, an easier target or a faster device fits"
+    )
