@@ -86,13 +86,13 @@ def run(
             f"trial.seed={unit['seed']}",
             *of_ladder[rung],
         )
-        seconds = steps * (record.seconds_per_step or math.nan)
+        seconds = steps * (record.seconds_per_step or 0.0)
         hits = [step for step, error in record.finite_history if error <= GOAL]
         return {
             "steps": steps,
             "accuracy": 1.0 - record.finite_values[-1],
             "seconds": seconds,
-            "to_94": seconds * hits[0] / steps if hits else math.nan,
+            "to_94": seconds * hits[0] / steps if hits else None,
         }
 
     # All rungs on one seed, then on the next: what slows the machine down slows all.
@@ -100,7 +100,7 @@ def run(
         {"rung": rung.name, "seed": seed} for seed in range(seeds) for rung in rungs
     ]
     settings = {"width": width, "epochs": epochs, "examples": examples}
-    rows = measured(output / "rows.jsonl", settings, units, trained)
+    rows = measured(output / "rows.jsonl", settings, units, trained).astype({"to_94": float})
     table = rows.groupby("rung", sort=False)[["steps", "accuracy", "seconds", "to_94"]].mean()
     table["source_accuracy"] = [rung.accuracy for rung in rungs]
     table["source_seconds"] = [rung.seconds for rung in rungs]

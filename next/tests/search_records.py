@@ -17,6 +17,12 @@ SPACE = Space(8, 512, 0.001, 1.0, "sqrt", (64, 0.05))
 ROLES = {"baseline": "baseline", "search": "search", "seed": "new seed"}
 
 
+def history(text):
+    """Evaluations as a text: ``10 0.8, 40 0.3, 80 -``, - where there is no value."""
+    pairs = [pair.split() for pair in text.split(", ")] if text else ()
+    return tuple((int(step), None if value == "-" else float(value)) for step, value in pairs)
+
+
 def step_time(batch_size):
     """Seconds of a step."""
     return 1e-3 + 1e-5 * batch_size

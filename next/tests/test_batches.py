@@ -113,7 +113,7 @@ def three_epochs(loader):
 @pytest.mark.parametrize("case", LOADERS)
 def test_three_epochs(case):
     build, every_example_once = LOADERS[case]
-    batch_size = 7
+    batch_size = 7 if every_example_once else 3
     loader = rebatch(build(), batch_size, seed=1)
     before = rng_state()
     batches = three_epochs(loader)
@@ -126,6 +126,9 @@ def test_three_epochs(case):
         epochs = [stream[start : start + EXAMPLES] for start in (0, EXAMPLES)]
         assert [sorted(epoch) for epoch in epochs] == [list(range(EXAMPLES))] * 2
         assert (epochs[0] == epochs[1]) == (case == "sequential")
+    if case == "own batch sampler":
+        assert len(loader) == 2 * (EXAMPLES // 2 // 3)
+        assert all(len({index % 2 for index in batch}) == 1 for batch in batches)
     assert three_epochs(rebatch(build(), batch_size, seed=1)) == batches
     if case not in ("sequential", "own sampler", "told its epoch"):
         assert three_epochs(rebatch(build(), batch_size, seed=2)) != batches
@@ -136,32 +139,22 @@ def test_three_epochs(case):
     assert rest == batches[first:]
 
 
-def test_unequal_shares_are_refused():
-    with pytest.raises(BatchSizeRefused, match="multiples of 2"):
-        micro_batches(7, None, 0, 2)
+REFUSED = [
+    lambda: DataLoader(Batches(DATA, 4), batch_size=None),
+    lambda: DataLoader(DATA, batch_size=None),
+    lambda: [torch.zeros(4)],
+    # It changes what it yields.
+    lambda: Halved(DATA, 4),
+    # Batches of another size, or of none that can be set.
+    lambda: DataLoader(DATA, batch_sampler=Deaf(4)),
+    lambda: DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]),
+]
 
 
-def test_own_batches_stay_whole():
-    loader = rebatch(DataLoader(DATA, batch_sampler=Buckets(4)), 3, seed=1)
-    assert len(loader) == 2 * (EXAMPLES // 2 // 3)
-    for batch in three_epochs(loader):
-        assert len({index % 2 for index in batch}) == 1
-
-
-REFUSED = {
-    "a stream of batches": lambda: DataLoader(Batches(DATA, 4), batch_size=None),
-    "no batches": lambda: DataLoader(DATA, batch_size=None),
-    "no loader": lambda: [torch.zeros(4)],
-    "own iteration": lambda: Halved(DATA, 4),
-    "batches of another size": lambda: DataLoader(DATA, batch_sampler=Deaf(4)),
-    "no batch_size": lambda: DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_loaders_that_are_refused(case):
+@pytest.mark.parametrize("build", REFUSED)
+def test_loaders_that_are_refused(build):
     with pytest.raises(InputError):
-        rebatch(REFUSED[case](), 4, seed=1)
+        rebatch(build(), 4, seed=1)
 
 
 @pytest.mark.parametrize("sampler", [None, BatchSampler(SequentialSampler(DATA), 4, False)])
@@ -170,19 +163,29 @@ def test_a_batch_is_at_most_the_data(sampler):
     assert len(rebatch(loader, EXAMPLES, seed=1)) == 1
     with pytest.raises(BatchSizeRefused):
         rebatch(loader, EXAMPLES + 1, seed=1)
+    # Neither streams of smaller batches nor several loaders in parts, nor unequal shares.
+    pair = [DataLoader(DATA, 8), DataLoader(DATA, 8)]
+    for given, parts in ((Batches(DATA, 4), None), (pair, micro_batches(8, 4))):
+        with pytest.raises(BatchSizeRefused):
+            list(rebatch(given, 8, 1, parts, follows=True))
+    with pytest.raises(BatchSizeRefused, match="multiples of 2"):
+        micro_batches(7, None, 0, 2)
+
+
+FOLLOWS = {"follows": True}
 
 
 @pytest.mark.parametrize(
-    ("loader", "options", "sizes", "epoch"),
+    "loader, options, sizes, epoch",
     [
         # Whole batches of B, whatever the loader's own size.
         (DataLoader(Stream(), 3), {}, [8, 8], (None, None)),
-        (DataLoader(Batches(DATA, 8), batch_size=None), {"follows": True}, [8, 8], (None, None)),
-        (Halved(DATA, 8), {"follows": True}, [8, 8], (24, 3)),
-        (Batches(DATA, 8), {"follows": True}, [8, 8], (None, None)),
+        (DataLoader(Batches(DATA, 8), batch_size=None), FOLLOWS, [8, 8], (None, None)),
+        (Halved(DATA, 8), FOLLOWS, [8, 8], (24, 3)),
+        (Batches(DATA, 8), FOLLOWS, [8, 8], (None, None)),
         # What cannot be counted is taken as it is.
-        (DataLoader(Graphs(DATA, 8), batch_size=None), {"follows": True}, [8, 8, 4], (None, None)),
-        (Halved(DATA, 8), {"follows": True, "limit": 0.7}, [8, 8], (24, 2)),
+        (DataLoader(Graphs(DATA, 8), batch_size=None), FOLLOWS, [8, 8, 4], (None, None)),
+        (Halved(DATA, 8), FOLLOWS | {"limit": 0.7}, [8, 8], (24, 2)),
     ],
 )
 def test_streams_give_whole_batches(loader, options, sizes, epoch):
@@ -190,40 +193,21 @@ def test_streams_give_whole_batches(loader, options, sizes, epoch):
     passes = [[tree_leaves(batch)[0] for batch in given] for _ in range(3)]
     assert [[len(batch) for batch in batches] for batches in passes] == 3 * [sizes]
     assert (given.epoch.examples, given.epoch.steps) == epoch
-    is_shuffled = isinstance(getattr(loader, "dataset", loader), Batches)
-    assert torch.equal(passes[0][0], passes[1][0]) != is_shuffled
     rest = rebatch(loader, 8, seed=1, first=len(sizes) + 1, **options)
     drawn = next(itertools.chain(rest, rest))
     assert torch.equal(tree_leaves(drawn)[0], passes[1][1])
 
 
-@pytest.mark.parametrize(
-    ("loader", "batch_size", "parts"),
-    [
-        (Batches(DATA, 4), 8, None),
-        (Batches(DATA, 8), 8, micro_batches(8, 4)),
-        ([DataLoader(DATA, 8), DataLoader(DATA, 8)], 8, micro_batches(8, 4)),
-    ],
-)
-def test_what_streams_and_several_loaders_refuse(loader, batch_size, parts):
-    with pytest.raises(BatchSizeRefused):
-        list(rebatch(loader, batch_size, 1, parts, follows=True))
-
-
 def test_several_loaders():
     """The second one's batches are twice as large; both are shuffled, and cycle."""
-    other = TensorDataset(torch.arange(EXAMPLES))
-    given = CombinedLoader(
-        {"a": DataLoader(DATA, 4, shuffle=True), "b": DataLoader(other, 8)}, "max_size_cycle"
-    )
-    made = rebatch(given, 4, seed=1)
+    pair = {"a": DataLoader(DATA, 4, shuffle=True), "b": DataLoader(DATA, 8)}
+    made, resumed = (rebatch(CombinedLoader(pair, "max_size_cycle"), 4, seed=1) for _ in range(2))
     assert (made.epoch.steps, made.epoch.examples) == (5, 20)
     batches = [batch for _ in range(4) for batch in made]
     assert [(len(batch["a"][0]), len(batch["b"][0])) for batch in batches] == 20 * [(4, 8)]
     for name, of_pass in (("a", 5), ("b", 2)):
         first = torch.cat([batch[name][0] for batch in batches[:of_pass]])
         assert len(set(first.tolist())) == len(first)
-    resumed = rebatch(given, 4, seed=1)
     resumed.seek(6)
     assert torch.equal(next(iter(resumed))["a"][0], batches[6]["a"][0])
 
@@ -252,17 +236,8 @@ def doubled(examples):
 
 
 def test_the_loaders_settings_are_kept_and_workers_augment_by_the_batchs_number():
-    given = DataLoader(
-        Augmented(),
-        5,
-        collate_fn=doubled,
-        num_workers=2,
-        persistent_workers=True,
-        prefetch_factor=1,
-        timeout=60,
-    )
-    loader = rebatch(given, 3, seed=1)
-    assert (loader.num_workers, loader.prefetch_factor, loader.timeout) == (2, 1, 60)
-    assert loader.persistent_workers
+    kept = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1, "timeout": 60}
+    loader = rebatch(DataLoader(Augmented(), 5, collate_fn=doubled, **kept), 3, seed=1)
+    assert {name: getattr(loader, name) for name in kept} == kept
     batches = [batch for _ in range(2) for batch in loader]
     assert len({batch[0, 1].item() for batch in batches}) == len(batches)

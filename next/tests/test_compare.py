@@ -4,70 +4,47 @@ import math
 
 import numpy as np
 import pytest
+from refusals import cases
+from results import critical, of_curve
 from scipy.stats import linregress
 from scipy.stats import t as student
 
 import bstune
 from bstune.__main__ import main
 from bstune.core.errors import InputError
-from bstune.core.records import Budget, Target
+from bstune.core.records import Target
 from bstune.report.compare import compared, quotient
-from bstune.study.result import Critical, Interval, Spent, StudyResult
+from bstune.study.result import Interval
 
 
-def a_study(critical=None, metric="val/loss", **parts):
+def a_study(value=None, metric="val/loss", **changes):
     """A result of ``curve``, whose B_crit has an interval of a factor of 1.5."""
-    if critical is not None:
-        parts["critical"] = Critical(
-            interval=Interval(value=critical, low=critical / 1.5, high=critical * 1.5),
-            s_min=10.0,
-            linear_below=critical / 9,
-            no_gain_above=9 * critical,
-            smallest=1,
-            largest=1024,
-        )
-    values = {
-        "bstune": "1",
-        "workload": "w",
-        "study": "w",
-        "objective": "curve",
-        "target": Target(metric, 0.1, "min"),
-        "budget": Budget(steps=100),
-        "device": "cpu",
-        "threads": 1,
-        "seeds": 3,
-        "configurations": 8,
-        "trials": 8,
-        "verdict": None,
-        "reached": True,
-        "spent": Spent(training=1.0, other=1.0),
-    }
-    return StudyResult(**values | parts)
+    found = None if value is None else critical(value, value / 1.5, value * 1.5)
+    target = changes.pop("target", Target(metric, 0.1, "min"))
+    return of_curve(critical=found, target=target, **changes)
 
 
-@pytest.mark.parametrize(
-    ("above", "below", "expected"),
-    [
-        ((8, 4, 16), (2, 1, 4), (4, 4 / 2 ** math.sqrt(2), 4 * 2 ** math.sqrt(2))),
-        ((8, 8, 8), (2, 1, 4), (4, 2, 8)),
-        ((8, 4, None), (2, 1, 4), (4, 4 / 2 ** math.sqrt(2), None)),
-        ((8, 4, 16), (2, None, 4), (4, 4 / 2 ** math.sqrt(2), None)),
-    ],
-)
-def test_a_quotient_adds_the_squared_distances_of_the_ends(above, below, expected):
-    names = ("value", "low", "high")
-    found = quotient(*(Interval(**dict(zip(names, one, strict=True))) for one in (above, below)))
-    assert [getattr(found, name) for name in names] == pytest.approx(expected)
+# Value, low and high of two intervals, and the quotient's ends: sqrt(2) octaves off 4 are 1.5009.
+@cases("""
+above | below | low | high
+[8, 4, 16] | [2, 1, 4] | 1.5009 | 10.6604
+[8, 8, 8] | [2, 1, 4] | 2 | 8
+[8, 4, null] | [2, 1, 4] | 1.5009 | null
+[8, 4, 16] | [2, null, 4] | 1.5009 | null
+""")
+def test_a_quotient_adds_the_squared_distances_of_the_ends(above, below, low, high):
+    ends = [dict(zip(("value", "low", "high"), one, strict=True)) for one in (above, below)]
+    found = quotient(*(Interval(**one) for one in ends))
+    assert found.value == pytest.approx(4)
+    for end, expected in ((found.low, low), (found.high, high)):
+        assert end == (expected and pytest.approx(expected, rel=1e-4))
 
 
 def test_the_power_law_is_a_regression_of_logs():
-    sizes, criticals = [1e5, 3e5, 1e6, 4e6], [50, 120, 140, 400]
-    studies = {
-        f"s{size:.0f}": a_study(critical) for size, critical in zip(sizes, criticals, strict=True)
-    }
-    studies["without"] = a_study()
-    law = compared(studies, "width", {f"s{size:.0f}": size for size in sizes}).law
-    reference = linregress(np.log(sizes), np.log(criticals))
+    sizes, values = [1e5, 3e5, 1e6, 4e6], [50, 120, 140, 400]
+    studies = {f"s{k}": a_study(value) for k, value in enumerate(values)} | {"none": a_study()}
+    law = compared(studies, "width", {f"s{k}": size for k, size in enumerate(sizes)}).law
+    reference = linregress(np.log(sizes), np.log(values))
     half = student.ppf(0.95, 2) * reference.stderr
     ends = reference.slope, reference.slope - half, reference.slope + half
     assert (law.exponent.value, law.exponent.low, law.exponent.high) == pytest.approx(ends)
@@ -77,50 +54,43 @@ def test_the_power_law_is_a_regression_of_logs():
 
 
 def test_ratios_and_differences():
-    first = a_study(50)
     second = a_study(100, workload="v", target=Target("val/loss", 0.2, "min"))
-    found = compared({"a": first, "b": second})
-    (ratio,) = found.ratios
+    found = compared({"a": a_study(50), "b": second})
+    ((value, low, high),) = [
+        (one.ratio.value, one.ratio.low, one.ratio.high) for one in found.ratios
+    ]
     factor = 1.5 ** math.sqrt(2)
-    ends = (ratio.ratio.value, ratio.ratio.low, ratio.ratio.high)
-    assert ends == pytest.approx((2.0, 2.0 / factor, 2.0 * factor))
+    assert (value, low, high) == pytest.approx((2.0, 2.0 / factor, 2.0 * factor))
     assert found.differences == {
-        "workload": ("w", "v"),
+        "workload": ("digits", "v"),
         "target": ("val/loss <= 0.1", "val/loss <= 0.2"),
     }
 
 
 @pytest.mark.parametrize(
-    ("studies", "over", "values"),
+    "second, over, values",
     [
-        ({"a": a_study(50)}, None, None),
-        ({"a": a_study(50), "b": a_study(50, metric="val/error")}, None, None),
-        ({"a": a_study(50), "b": a_study(60), "c": a_study(70)}, "parameters", None),
-        ({"a": a_study(50), "b": a_study(60)}, "width", {"a": 1.0, "b": 2.0}),
-        ({"a": a_study(50), "b": a_study(60)}, "width", {"d": 1.0}),
+        (None, None, None),
+        (a_study(50, metric="val/error"), None, None),
+        (a_study(60), "parameters", None),
+        # A line needs three.
+        (a_study(60), "width", {"a": 1.0, "b": 2.0}),
+        (a_study(60), "width", {"d": 1.0}),
     ],
 )
-def test_what_cannot_be_compared(studies, over, values):
+def test_what_cannot_be_compared(second, over, values):
+    studies = {"a": a_study(50)} | ({"b": second} if second else {})
     with pytest.raises(InputError):
         compared(studies, over, values)
 
 
 def test_the_verb_and_the_call(tmp_path, capsys):
     folders = []
-    for table in ("fashion_mlp", "mnist_mlp"):
-        folders.append(str(tmp_path / table))
-        main(
-            [
-                "+workload=replay",
-                f"table={table}",
-                f"study={table}",
-                "trials=8",
-                "mlflow.uri=null",
-                f"storage=sqlite:///{tmp_path}/o.db",
-                f"output={folders[-1]}",
-            ]
-        )
-    capsys.readouterr()
+    for name, value in (("a", 50), ("b", 100)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "curve.json").write_text(a_study(value, study=name).model_dump_json())
+        folders.append(str(folder))
     assert main(["compare", *folders, "--json", "--output", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert text.strip() == bstune.compare(folders).model_dump_json(indent=1)

@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from refusals import refused
-from search_records import record
+from refusals import cases, refused
+from search_records import history, record
 
 from bstune.core.clock import TrainingClock, processor_wait, seconds_per_step
 from bstune.core.evaluation_schedule import next_evaluation
-from bstune.core.records import Budget, Record, Target, ends
+from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Space
 from bstune.core.step_time import fit_step_time
 from bstune.hardware.memory import Probe
@@ -25,104 +25,81 @@ from bstune.trial.checks import Checks
 LOSS = Target("val/loss", 0.1, "min")
 
 
-@pytest.mark.parametrize(
-    ("text", "metric", "goal", "mode"),
-    [
-        ("val/loss <= 0.1", "val/loss", 0.1, "min"),
-        ("  val/error  <=1e-2 ", "val/error", 0.01, "min"),
-        ("loss >=-3", "loss", -3.0, "max"),
-    ],
-)
+@cases("""
+text | metric | goal | mode
+val/loss <= 0.1 | val/loss | 0.1 | min
+val/error  <=1.0e-2 | val/error | 0.01 | min
+loss >=-3 | loss | -3.0 | max
+""")
 def test_a_target_is_read(text, metric, goal, mode):
-    target = Target.parse(text)
+    target = Target.parse(f"  {text} ")
     assert (target.metric, target.goal, target.mode) == (metric, goal, mode)
     assert Target.parse(str(target)) == target
+    for wrong in ("val/loss", "val/loss < 0.1", "val/loss <= nan", "a b <= 1"):
+        with refused():
+            Target.parse(wrong)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "val/loss",
-        "val/loss < 0.1",
-        "val/loss <= nan",
-        "a b <= 1",
-    ],
-)
-def test_a_target_that_is_none_is_one_line(text):
-    with refused():
-        Target.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("target", "value", "reached", "gap"),
-    [
-        (LOSS, 0.1, True, 0.0),
-        (LOSS, 0.2, False, 0.1),
-        (LOSS, math.nan, False, math.nan),
-        (Target("acc", 0.9, "max"), 0.8, False, 0.1),
-    ],
-)
+@cases("""
+target | value | reached | gap
+val/loss <= 0.1 | 0.1 | true | 0.0
+val/loss <= 0.1 | 0.2 | false | 0.1
+val/loss <= 0.1 | .nan | false | .nan
+acc >= 0.9 | 0.8 | false | 0.1
+""")
 def test_gap_and_reached(target, value, reached, gap):
+    target = Target.parse(target)
     assert target.reached(value) is reached
     assert target.gap(value) == pytest.approx(gap, nan_ok=True)
 
 
-@pytest.mark.parametrize(("batch_size", "step"), [(4, 15_000), (100, 600), (150, 400), (1000, 400)])
+@cases("""
+batch_size | step
+4 | 15000
+100 | 600
+150 | 400
+1000 | 400
+""")
 def test_a_budget_ends_once_steps_and_examples_are_spent(batch_size, step):
     assert Budget(steps=400, examples=60_000).last_step(batch_size) == step
 
 
-@pytest.mark.parametrize("ends_of", [(0, 4), (26, 46), (100, 105)])
-def test_steps_to_target_are_uniform_over_what_evaluations_leave(ends_of):
-    low, high = ends_of
+@pytest.mark.parametrize("low, high", [(0, 4), (26, 46), (100, 105)])
+def test_steps_to_target_are_uniform_over_what_evaluations_leave(low, high):
     possible = range(low + 1, high + 1)
     trial = record(steps_low=low, steps=high)
     assert trial.steps_to_target == statistics.fmean(possible)
     deviation = statistics.pstdev(possible) / statistics.fmean(possible)
     assert trial.steps_error == pytest.approx(deviation)
-
-
-def test_steps_that_have_no_error():
     # Without the target all steps are a bound; one that is met before training takes a step.
-    missed, at_once = record(status="missed", steps=50), record(steps_low=0, steps=0)
-    assert (missed.steps_to_target, missed.steps_error) == (50, 0)
-    assert (at_once.steps_to_target, at_once.steps_error) == (1, 0)
-
-
-def test_only_the_last_trial_of_a_chain_ends_it():
-    first, second, other = record(0), record(1, resumed_from=0), record(2)
-    assert ends([first, second, other]) == [second, other]
+    for fields, steps in (({"status": "missed"}, high), ({"steps_low": 0, "steps": 0}, 1)):
+        trial = record(**{"steps": high} | fields)
+        assert (trial.steps_to_target, trial.steps_error) == (steps, 0)
 
 
 # Evaluations of 100 examples cost 50; far from the target an eighth of the examples may be spent.
-@pytest.mark.parametrize(
-    ("history", "batch_size", "first", "step"),
-    [
-        ((), 10, None, 40),  # 50 / (1/8 x 10)
-        ((), 1000, None, 1),
-        (((10, 0.9),), 1000, None, 11),  # one step on at least
-        (((40, 0.9),), 10, None, 80),  # two evaluations for an eighth
-        # The line through (50, 0.25) and (100, 0.15) meets the target within 1.5 times the steps;
-        # what was near stays near.
-        (((50, 0.25), (100, 0.15)), 10, None, 105),
-        (((50, 0.25), (100, 0.15), (150, 0.4)), 10, None, 157),
-        # One without a value tells nothing.
-        (((50, 0.9), (100, 0.8), (150, None)), 10, None, 160),
-        # The first one may be asked for earlier; early ones count no cost.
-        ((), 10, 7, 7),
-        # Early ones lie a factor of two apart.
-        (((7, 0.9),), 10, 7, 14),
-        (((7, 0.9), (28, 0.88)), 10, 7, 40),
-    ],
-)
-def test_the_next_evaluation(history, batch_size, first, step):
-    assert next_evaluation(history, LOSS, batch_size, examples=100, first=first) == step
-
-
-class FakeTime:
-    def __init__(self):
-        self.now = 0.0
-        self.waited = 0.0
+@cases("""
+evaluations | batch_size | first | step
+null | 10 | null | 40
+null | 1000 | null | 1
+# One step on at least.
+10 0.9 | 1000 | null | 11
+# Two evaluations for an eighth.
+40 0.9 | 10 | null | 80
+# The line through (50, 0.25) and (100, 0.15) meets the target within 1.5 times the steps; what was
+# near stays near.
+50 0.25, 100 0.15 | 10 | null | 105
+50 0.25, 100 0.15, 150 0.4 | 10 | null | 157
+# One without a value tells nothing.
+50 0.9, 100 0.8, 150 - | 10 | null | 160
+# The first one may be asked for earlier; early ones count no cost, and lie a factor of two apart.
+null | 10 | 7 | 7
+7 0.9 | 10 | 7 | 14
+7 0.9, 28 0.88 | 10 | 7 | 40
+""")
+def test_the_next_evaluation(evaluations, batch_size, first, step):
+    due = next_evaluation(history(evaluations), LOSS, batch_size, examples=100, first=first)
+    assert due == step
 
 
 def test_a_wait_between_the_readings_of_two_clocks_is_left_out_of_both():
@@ -145,65 +122,56 @@ def test_a_wait_between_the_readings_of_two_clocks_is_left_out_of_both():
 
 
 def test_the_clock_counts_training_alone_without_waits():
-    time = FakeTime()
+    at = {"now": 0.0, "waited": 0.0}
     synchronized = []
     clock = TrainingClock(
-        lambda: time.now, lambda: synchronized.append(time.now), lambda: time.waited
+        lambda: at["now"], lambda: synchronized.append(at["now"]), lambda: at["waited"]
     )
-    clock.start()
-    time.now, time.waited = 10.0, 4.0  # 4 of 10 seconds were waited for a processor
-    clock.stop(steps=3)
-    time.now = 50.0  # evaluation
-    clock.start()
-    time.now = 51.0
-    clock.stop(steps=2)
-    clock.stop(steps=2)  # nothing has begun
-    clock.start()
-    time.now, time.waited = 52.0, 9.0  # waits can seem longer than the segment
-    clock.stop(steps=1)
-    clock.start()
-    time.now = 60.0
-    clock.stop(steps=5, timed=4)  # the first of five ran before the start
+    # Begin, end, what was waited for a processor by then, steps, those that ran in between.
+    for begin, end, waited, steps, timed in (
+        (0.0, 10.0, 4.0, 3, 3),
+        (50.0, 51.0, 4.0, 2, 2),
+        (51.0, 52.0, 9.0, 1, 1),  # waits can seem longer than the segment
+        (52.0, 60.0, 9.0, 5, 4),  # the first of five ran before the start
+    ):
+        at["now"] = begin
+        clock.start()
+        at |= {"now": end, "waited": waited}
+        clock.stop(steps=steps, timed=timed)
+        clock.stop(steps=2)  # nothing has begun
     assert clock.segments == [(3, 6.0), (2, 1.0), (1, pytest.approx(0.01)), (5, 10.0)]
     assert synchronized == [0.0, 10.0, 50.0, 51.0, 51.0, 52.0, 52.0, 60.0]
+    assert 0.0 <= processor_wait()() < 1e6
 
 
-@pytest.mark.parametrize(
-    ("segments", "seconds"),
-    [
-        ([], None),
-        ([(3, 30.0)], 10.0),  # nothing is warm: the last one counts
-        ([(3, 30.0), (3, 6.0)], 2.0),
-        ([(5, 50.0), (10, 10.0), (10, 20.0), (10, 90.0)], 2.0),  # the median of 1, 2, 9
-        # Every second step begins an epoch, which takes 4 s more; a stall takes 100.
-        ([(5, 50.0), (1, 1.0), (1, 105.0), *[(1, 1.0), (1, 5.0)] * 9], 3.0),
-    ],
-)
-def test_seconds_per_step(segments, seconds):
-    assert seconds_per_step(segments) == seconds
+@cases("""
+segments | epochs | seconds
+[] | 0 | null
+# Nothing is warm: the last one counts.
+[[3, 30.0]] | 0 | 10.0
+[[3, 30.0], [3, 6.0]] | 0 | 2.0
+# The median of 1, 2, 9.
+[[5, 50.0], [10, 10.0], [10, 20.0], [10, 90.0]] | 0 | 2.0
+# Every second step begins an epoch, which takes 4 s more; a stall takes 100.
+[[5, 50.0], [1, 1.0], [1, 105.0]] | 9 | 3.0
+""")
+def test_seconds_per_step(segments, epochs, seconds):
+    assert seconds_per_step(segments + epochs * [(1, 1.0), (1, 5.0)]) == seconds
 
 
-def test_the_system_tells_waits_in_seconds():
-    waited = processor_wait()
-    assert 0.0 <= waited() <= waited() < 1e6
-
-
-@pytest.mark.parametrize(
-    ("multiple", "size", "snapped"),
-    [(1, 0.2, 8), (1, 5000, 1024), (8, 12.4, 16), (8, 3, 8)],
-)
-def test_batch_sizes_are_snapped(multiple, size, snapped):
-    space = Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple)
+@cases("""
+low | multiple | size | snapped
+8 | 1 | 0.2 | 8
+8 | 1 | 5000 | 1024
+8 | 8 | 12.4 | 16
+8 | 8 | 3 | 8
+4 | 8 | 4 | 8
+""")
+def test_batch_sizes_and_rates_are_snapped(low, multiple, size, snapped):
+    space = Space(low, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple)
     assert space.snap(size) == snapped
-
-
-def test_a_batch_size_is_a_multiple_also_below_the_first_one():
-    assert Space(4, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple=8).snap(4) == 8
-
-
-@pytest.mark.parametrize(("lr", "snapped"), [(0.123456, 0.123), (9.0, 1.0), (1e-9, 1e-3)])
-def test_rates_are_snapped_to_what_is_printed(lr, snapped):
-    assert Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1)).snap_lr(lr) == snapped
+    # Rates to what is printed.
+    assert [space.snap_lr(lr) for lr in (0.123456, 9.0, 1e-9)] == [0.123, 1.0, 1e-3]
 
 
 def test_step_times_are_found_with_one_outlier():
@@ -215,18 +183,15 @@ def test_step_times_are_found_with_one_outlier():
     assert 0.01 < model.error(64) < model.error(512) < 0.7 * model.error(1 << 14)
 
 
-@pytest.mark.parametrize(
-    ("timings", "size", "seconds", "least", "most"),
-    [
-        ([(32, 0.01)], 32, 0.01, 0.03, 0.15),
-        # Anything from an overhead alone to the examples alone.
-        ([(32, 0.01)], 128, 0.025, 0.4, 0.7),
-        ([(32, 0.01), (64, 0.01)], 128, 0.01, 0.1, 0.3),
-    ],
-)
+@cases("""
+timings | size | seconds | least | most
+[[32, 0.01]] | 32 | 0.01 | 0.03 | 0.15
+# Anything from an overhead alone to the examples alone.
+[[32, 0.01]] | 128 | 0.025 | 0.4 | 0.7
+[[32, 0.01], [64, 0.01]] | 128 | 0.01 | 0.1 | 0.3
+""")
 def test_few_step_times(timings, size, seconds, least, most):
-    surveyed = [(*timing, 0.05) for timing in timings]
-    for model in (fit_step_time(timings), fit_step_time([], surveyed)):
+    for model in (fit_step_time(timings), fit_step_time([], [(*one, 0.05) for one in timings])):
         assert model(size) == pytest.approx(seconds, rel=0.1)
         assert least <= model.error(size) <= most
 
@@ -263,16 +228,16 @@ ANSWERS = (Checks, Found, Machine, Probe, Record, Roofline, Timed)
 HEAVY = "torch", "lightning", "mlflow", "matplotlib.pyplot"
 
 
-def imports_heavy(modules):
+def imports_heavy(modules, then="pass"):
     """Whether importing these in a new process imports torch, Lightning, MLflow or pyplot."""
-    code = (
-        f"import sys, {', '.join(modules)}; sys.exit(any(name in sys.modules for name in {HEAVY}))"
-    )
+    code = f"import sys, {', '.join(modules)}; {then}; "
+    code += f"sys.exit(any(name in sys.modules for name in {HEAVY}))"
     return subprocess.run([sys.executable, "-c", code]).returncode == 1
 
 
 def test_imports_are_light():
-    """The main process reads the worker's answers without torch, too."""
+    """The main process composes and reads the worker's answers without torch, too."""
     answers = {answer.__module__ for answer in ANSWERS}
-    assert not imports_heavy([*answers, *(f"bstune.{module}" for module in LIGHT)])
+    light = [*answers, *(f"bstune.{module}" for module in LIGHT)]
+    assert not imports_heavy(light, "bstune.config.compose(['+workload=digits'])")
     assert imports_heavy(["matplotlib.pyplot"])

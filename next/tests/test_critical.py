@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from refusals import cases
 from search_records import BUDGET, QUESTION, SPACE, TARGET, Workload, record, step_time
 
 from bstune.search.grid import best_of_grid, propose_of_grid
@@ -39,51 +40,36 @@ def test_the_law_is_fitted_over_all_batch_sizes_that_reached():
 
 def test_regimes_and_the_law_go_with_the_printed_value():
     found = critical((8, 32, 128, 512), 64.0, 1.5)
-    value = found.interval.value
-    assert (found.interval.low, value, found.interval.high) == pytest.approx((64 / 1.5, 64, 96))
+    ends = found.interval.low, found.interval.value, found.interval.high
+    assert ends == pytest.approx((64 / 1.5, 64, 96))
     assert (found.linear_below, found.no_gain_above) == pytest.approx((64 / 9, 576))
-    assert found.s_min is not None
     assert (found.smallest, found.largest) == (8, 512)
 
 
-# Trials that reached, B_crit and its factor of uncertainty -> low and high of the interval.
-OPEN = [
-    ((8, 16), 64.0, 1.5, 8, None),  # all beyond the trials: an octave below the largest is claimed
-    ((8, 16, 32), 24.0, 8.0, 3, None),  # its high end, 192, lies over 4 times the largest
-    ((256, 512), 64.0, 1.5, None, 512),
-    ((64,), 64.0, 6.0, None, None),
-]
+# Trials that reached, B_crit's factor of uncertainty about 64 -> low and high of the interval.
+@cases("""
+sizes | factor | low | high
+# All beyond the trials: an octave below the largest is claimed.
+[8, 16] | 1.5 | 8 | null
+# Its high end lies over 4 times the largest.
+[8, 16, 32] | 8.0 | 8 | null
+[256, 512] | 1.5 | null | 512
+[64] | 6.0 | null | null
+""")
+def test_an_end_that_no_trial_bounds_is_open(sizes, factor, low, high):
+    found = critical(sizes, 64.0, factor)
+    assert (found.interval.value, found.s_min, found.linear_below) == (None, None, None)
+    assert (found.interval.low, found.interval.high) == (
+        low and pytest.approx(low),
+        high and pytest.approx(high),
+    )
 
 
-@pytest.mark.parametrize(("sizes", "b_crit", "factor", "low", "high"), OPEN)
-def test_an_end_that_no_trial_bounds_is_open(sizes, b_crit, factor, low, high):
-    found = critical(sizes, b_crit, factor)
-    assert found.interval.value is None
-    assert (found.s_min, found.linear_below, found.no_gain_above) == (None, None, None)
-    for end, expected in ((found.interval.low, low), (found.interval.high, high)):
-        assert (end is None) == (expected is None)
-        assert end is None or end == pytest.approx(expected)
-
-
-class Bent(Workload):
-    """Its best rate rises up to batch size 64 and falls beyond; higher ones soon cost a lot."""
-
-    def steps(self, batch_size, lr, seed=0):
-        octaves = math.log2(lr / self.lr) + abs(math.log2(batch_size / 64))
-        off = 2.0 * octaves**2 if octaves > 0.0 else 0.05 * octaves**2
-        return self.s_min * (1.0 + self.b_crit / batch_size) * math.exp(off)
-
-
-def test_a_grid_reads_it_off_what_it_measured():
-    """The law of other rates, which these trials contradict, takes no part."""
-    records = [record(0, role="baseline", batch_size=48, steps=300, steps_low=299)]
-    for number in range(1, 50):
+def test_of_a_grid_the_best_of_each_batch_size_counts():
+    """The law of other rates takes no part."""
+    records = []
+    for number in range(30):
         proposal = propose_of_grid(QUESTION, SPACE, step_time, records)
-        records.append(Bent(b_crit=60.0).train(number, proposal, records))
-    plan = Plan(QUESTION, SPACE, baseline=None, trials=49, seeds=3, seed=0, sampler="grid")
-    posterior = answer_posterior(plan, records)
-    assert posterior.chains == tuple(best_of_grid(SPACE, records))
-    assert [one.batch_size for one in posterior.chains] == [8, 16, 32, 64, 128, 256, 512]
-    interval = critical_batch_size(posterior, records).interval
-    assert interval.low < 60.0 < interval.high < 2.5 * interval.low
-    assert interval.value == pytest.approx(60.0, rel=0.2)
+        records.append(Workload().train(number, proposal, records))
+    plan = Plan(QUESTION, SPACE, baseline=None, trials=30, seeds=3, seed=0, sampler="grid")
+    assert answer_posterior(plan, records).chains == tuple(best_of_grid(SPACE, records))

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from test_plan import plan, searched
+from refusals import cases
+from test_plan import SEARCHED, plan
 
 from bstune.study.deadline import Deadline, least_limit, pilot_seconds
 from bstune.study.progress import Progress
 from bstune.system.ticker import Ticker
-from bstune.trial.worker import Worker, call, tell_progress
 
 # 100 s from second 10 on; the start took 4, and the answer is expected to take 5.2.
 LIMIT = Deadline(began=10.0, seconds=100.0, start=4.0)
@@ -21,21 +21,20 @@ def test_the_shares_of_what_the_start_leaves():
     assert LIMIT.preflight_until == pytest.approx(32.16)
 
 
-@pytest.mark.parametrize(
-    ("preparation", "baseline", "confirmation", "end"),
-    [
-        (0.0, 1.0, 10.0, 89.8),  # half as long again as expected
-        (0.0, 1.0, 0.1, 104.8 - 9.08),  # a tenth at least
-        (0.0, 1.0, 90.0, 15.0 + 45.4),  # others have half
-        (9.08, 99.0, 90.0, 14.0 + 9.08 + 18.16 + 45.4),
-    ],
-)
+@cases("""
+preparation | baseline | confirmation | end
+# Half as long again as expected, a tenth at least; others have half.
+0.0 | 1.0 | 10.0 | 89.8
+0.0 | 1.0 | 0.1 | 95.72
+0.0 | 1.0 | 90.0 | 60.4
+9.08 | 99.0 | 90.0 | 86.64
+""")
 def test_the_search_leaves_time_for_new_seeds(preparation, baseline, confirmation, end):
     limit = replace(LIMIT, preparation=preparation)
     assert limit.search_end(baseline, confirmation) == pytest.approx(end)
 
 
-@pytest.mark.parametrize(("now", "until"), [(16.0, 41.0), (90.0, 90.0 + 90.8 / 30), (104.0, 104.8)])
+@pytest.mark.parametrize("now, until", [(16.0, 41.0), (90.0, 90.0 + 90.8 / 30), (104.0, 104.8)])
 def test_a_trial_has_a_third_of_what_is_left(now, until):
     assert LIMIT.trial_until(now, search_end=91.0) == pytest.approx(until)
 
@@ -43,25 +42,17 @@ def test_a_trial_has_a_third_of_what_is_left(now, until):
 def test_a_start_that_takes_the_limit_leaves_nothing():
     assert Deadline(0.0, 10.0, start=12.0).shared == 0.0
     assert Deadline(0.0, 1000.0, start=60.0).end == 985.0
+    assert (pilot_seconds(None), pilot_seconds(30.0)) == pytest.approx((10.0, 2.0))
+    # 10 s late with the 3.2 s that MLflow takes.
+    assert LIMIT.allows_mlflow(116.0)
+    assert not LIMIT.allows_mlflow(117.0)
 
 
-@pytest.mark.parametrize(
-    ("limit", "now", "is_logged"),
-    [
-        (LIMIT, 116.0, True),  # 10 s late with the 3.2 s that it takes
-        (LIMIT, 117.0, False),
-    ],
-)
-def test_mlflow_is_left_out_where_the_answer_would_be_late(limit, now, is_logged):
-    assert limit.allows_mlflow(now) == is_logged
-
-
-@pytest.mark.parametrize(("limit", "seconds"), [(None, 10.0), (30.0, 2.0)])
-def test_what_sets_a_target_that_nobody_gave(limit, seconds):
-    assert pilot_seconds(limit) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(("start", "trials", "limit"), [(3.0, [], 20.0), (12.0, [40, 40], 107.0)])
+@cases("""
+start | trials | limit
+3.0 | [] | 20.0
+12.0 | [40, 40] | 107.0
+""")
 def test_the_least_limit(start, trials, limit):
     assert least_limit(start, trials) == pytest.approx(limit)
 
@@ -70,20 +61,9 @@ def test_what_goes_on_is_the_running_trial():
     lines = []
     ticker = Ticker(lines.append)
     progress = Progress(ticker, plan(), [], lines.append)
-    progress.begun(searched(1, "search/0"), lambda: "step 30 of 60, val/loss 0.21")
+    progress.begun(SEARCHED[1], lambda: "step 30 of 60, val/loss 0.21")
     assert "step 30 of 60, val/loss 0.21" in ticker.doing()
-    progress.finished(searched(1, "search/0"))
+    progress.finished(SEARCHED[1])
     assert "step 30" not in ticker.doing()
     # The heads of the columns, and the trial.
     assert len(lines) == 2
-    assert max(map(len, lines)) < 80
-
-
-def tells():
-    tell_progress(lambda: "step 3")
-
-
-def test_a_worker_tells_its_progress(tmp_path):
-    with Worker(tmp_path / "log.txt", preload=()) as worker:
-        call(worker, tells, limit=60.0)
-        assert worker.told == "step 3"

@@ -35,7 +35,7 @@ def error_of(code, path):
     return raised_by(runpy.run_path, str(path))
 
 
-@pytest.mark.parametrize(("code", "end_of_line"), CODE)
+@pytest.mark.parametrize("code, end_of_line", CODE)
 def test_errors_of_users_code(tmp_path, code, end_of_line):
     assert one_line(error_of(code, tmp_path / "model.py")).endswith(end_of_line)
 

@@ -14,15 +14,16 @@ def points(figure, panel, label):
     return found
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_the_axes_of_every_state(state):
+DRAWN = ("switch", "keep", "baseline stopped", "nothing reached: flat", "curve: open above")
+
+
+@pytest.mark.parametrize("state", [*DRAWN, "metric: switch"])
+def test_the_axes_of_a_state(state):
     figure = curve_figure(STATES[state], records())
     scales = [(axes.get_xscale(), axes.get_yscale()) for axes in figure.axes]
-    expected = [("log", "log")] * 3
-    if STATES[state].seeks_metric:
-        # The metric, the rate, and the evaluations of new seeds.
-        expected = [("log", "linear"), ("log", "log"), ("linear", "linear")]
-    assert scales == expected
+    # The metric, the rate, and the evaluations of new seeds.
+    metrics = [("log", "linear"), ("log", "log"), ("linear", "linear")]
+    assert scales == (metrics if STATES[state].seeks_metric else [("log", "log")] * 3)
 
 
 def test_the_metric_s_figure_has_the_runs_to_the_budget_s_end():
@@ -48,8 +49,10 @@ def test_marks_stand_at_the_values_of_the_result():
 
 
 def test_the_curve_and_the_law_are_the_results():
-    study = result()
-    figure = curve_figure(study, [])
+    study = result(target=Target("val/$loss_{", 0.1, "min"))
+    figure = curve_figure(study, records())
+    # A metric is no formula.
+    figure.draw_without_rendering()
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     curve = lines["median at the best rate, with its 90% band"]
     assert list(curve.get_ydata()) == [point.steps for point in study.curve]
@@ -57,18 +60,9 @@ def test_the_curve_and_the_law_are_the_results():
     law = lines["law S_min (1 + B_crit/B)"]
     assert law.get_ydata()[0] == pytest.approx(26 * (1 + 130.2 / 8))
     assert list(lines["2 S_min"].get_ydata()) == [52.0, 52.0]
-    assert len(figure.axes[0].patches) == 1
-
-
-@pytest.mark.parametrize("state", ["largest size binds", "no critical batch size"])
-def test_without_a_value_neither_the_law_nor_its_interval_is_drawn(state):
-    panel = curve_figure(STATES[state], []).axes[0]
-    assert [line.get_label() for line in panel.lines if len(line.get_xdata()) > 2] == [
-        "median at the best rate, with its 90% band"
-    ]
-    assert not panel.patches
-
-
-def test_a_metric_is_no_formula():
-    study = result(target=Target("val/$loss_{", 0.1, "min"))
-    curve_figure(study, records()).draw_without_rendering()
+    # Without a value neither the law nor its interval is drawn.
+    for of, patches in ((study, 1), (STATES["largest size binds"], 0)):
+        panel = curve_figure(of, []).axes[0]
+        assert len(panel.patches) == patches
+        labels = [line.get_label() for line in panel.lines]
+        assert ("law S_min (1 + B_crit/B)" in labels) == bool(patches)

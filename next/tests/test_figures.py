@@ -11,7 +11,7 @@ from figures import FIGURES, stands, written
 
 
 @pytest.mark.parametrize(
-    ("readme", "figure"), [(readme, one) for readme, all_ in FIGURES.items() for one in all_]
+    "readme, figure", [(readme, one) for readme, all_ in FIGURES.items() for one in all_]
 )
 def test_figures_are_those_of_their_rows(readme, figure):
     for text in written(*figure):

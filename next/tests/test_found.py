@@ -1,9 +1,10 @@
 """What follows from what a project tells: metric and direction, options, a target that is found."""
 
 import pytest
+import yaml
+from refusals import as_yaml, cases, refused
 
 from bstune.config import options_from_python
-from bstune.core.errors import InputError
 from bstune.recipe.found import (
     Found,
     chosen_metric,
@@ -30,33 +31,36 @@ TOLD = Found(
 )
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode"),
-    [
-        ("valLoss", "min"),
-        ("val.mAP", "max"),
-        ("val_f1_loss", "min"),
-        ("score", None),
-        ("glossary", None),
-    ],
-)
+@cases("""
+metric | mode
+valLoss | min
+val.mAP | max
+val_f1_loss | min
+glossary | null
+""")
 def test_direction_by_name(metric, mode):
     assert direction(metric) == mode
 
 
-@pytest.mark.parametrize(
-    ("metrics", "monitors", "expected"),
-    [
-        (["val_acc", "val_loss"], {}, ("val_loss", "min")),
-        (["val_acc", "val_loss"], {"val_acc": "min"}, ("val_acc", "max")),
-        (["a", "b"], {"b": "max"}, ("b", "max")),
-        (["val_acc", "val_loss"], {"train_loss": "min"}, ("val_loss", "min")),
-        (["score"], {}, ("score", None)),
-        ([], {"val_loss": "min"}, (None, None)),
-    ],
+@cases(
+    """
+metrics | monitors | expected
+val_acc val_loss | - | val_loss min
+val_acc val_loss | val_acc: min | val_acc max
+a b | b: max | b max
+val_acc val_loss | train_loss: min | val_loss min
+score | - | score None
+- | val_loss: min | None None
+""",
+    str,
 )
 def test_the_metric_that_is_meant(metrics, monitors, expected):
-    assert chosen_metric(metrics, monitors)[:2] == expected
+    found = chosen_metric(metrics.strip("-").split(), as_yaml(monitors))
+    assert " ".join(map(str, found[:2])) == expected
+
+
+def listed(cell):
+    return yaml.safe_load(f"[{cell}]")
 
 
 def complete(found=TOLD, given=None, **changes):
@@ -64,71 +68,65 @@ def complete(found=TOLD, given=None, **changes):
     return completed(options, found.model_copy(update=changes), lambda options: repr(options))
 
 
-@pytest.mark.parametrize(
-    ("given", "changes", "expected"),
-    [
-        # A sixteenth and 32 times 64, but no more than the training set.
-        ({}, {}, ((4, 1500), (64, 0.1), None)),
-        ({"budget": 90}, {"epochs": 10}, ((4, 1500), (64, 0.1), (90, 90, 90))),
-        # Ten epochs of 1500 examples are 235 steps of 64, 3760 of 4, and half as many at least.
-        ({}, {"epochs": 10}, ((4, 1500), (64, 0.1), (3760, 235, 117))),
-        ({}, {"epochs": 10, "steps": 200}, ((4, 1500), (64, 0.1), (3200, 200, 100))),
-        # Ranges say which rates to try.
-        ({"batch_size": (8, 64), "lr": (0.1, 1)}, {"lr": None}, ((8, 64), None, None)),
-    ],
+@cases(
+    """
+given | changes | sizes | pair | lasts
+# A sixteenth and 32 times 64, but no more than the training set.
+- | - | 4, 1500 | 64, 0.1 | null
+budget: 90 | epochs: 10 | 4, 1500 | 64, 0.1 | 90, 90, 90
+# Ten epochs of 1500 examples are 235 steps of 64, 3760 of 4, and half as many at least.
+- | epochs: 10 | 4, 1500 | 64, 0.1 | 3760, 235, 117
+- | epochs: 10, steps: 200 | 4, 1500 | 64, 0.1 | 3200, 200, 100
+# Ranges say which rates to try.
+batch_size: [8, 64], lr: [0.1, 1] | lr: null | 8, 64 | null | null
+""",
+    str,
 )
-def test_what_nobody_gave_is_filled(given, changes, expected):
-    options, lines = complete(given=given, **changes)
-    sizes = (options.batch_size.low, options.batch_size.high)
-    lasts = None
+def test_what_nobody_gave_is_filled(given, changes, sizes, pair, lasts):
+    options, _ = complete(given=as_yaml(given), **as_yaml(changes))
+    of_budget = None
     if not options.is_open("budget.steps"):
-        lasts = tuple(options.budget.last_step(size) for size in (4, 64, 1500))
-    assert (sizes, options.baseline.pair, lasts) == expected
+        of_budget = [options.budget.last_step(size) for size in (4, 64, 1500)]
+    filled = [options.batch_size.low, options.batch_size.high], options.baseline.pair, of_budget
+    for found, expected in zip(filled, (sizes, pair, lasts), strict=True):
+        assert (found and list(found)) == (None if expected == "null" else listed(expected))
     assert options.scaling == "linear"
     assert options.is_open("target")
-    assert not [line for line in lines if "\n" in line]
 
 
-@pytest.mark.parametrize(
-    ("given", "changes", "named"),
-    [
-        (
-            {},
-            {"batch_size": None, "lr": None, "metrics": (), "metric": None},
-            ["baseline.batch_size", "baseline.lr", "target", "self.log"],
-        ),
-        ({}, {"metrics": ("a", "b"), "metric": None}, ["a, b", "target"]),
-        ({}, {"metric": "score", "mode": None}, ["score", "target"]),
-        ({"baseline": (4096, 0.1)}, {}, ["1500", "4096"]),
-    ],
+@cases(
+    """
+given | changes | words
+- | batch_size: null, lr: null, metrics: [], metric: null | baseline.batch_size, baseline.lr, target
+- | metrics: [a, b], metric: null | a, b, target
+- | metric: score, mode: null | score, target
+baseline: [4096, 0.1] | - | 1500, 4096
+""",
+    str,
 )
-def test_all_that_is_missing_is_one_line(given, changes, named):
-    with pytest.raises(InputError) as error:
-        complete(given=given, **changes)
-    line = str(error.value)
-    assert "\n" not in line
-    assert all(word in line for word in named)
+def test_all_that_is_missing_is_one_line(given, changes, words):
+    with refused(words):
+        complete(given=as_yaml(given), **as_yaml(changes))
 
 
-@pytest.mark.parametrize(
-    ("mode", "untrained", "values", "goal"),
-    [
-        ("min", 2.3, [0.9, 0.5, 0.6], 0.59),  # 0.5 + 5% of 1.8
-        ("min", 1e6, [0.9, 0.4], 0.5),  # a quarter of 0.4
-        ("max", 0.1, [0.5, 0.9], 0.86),
-        ("max", -9.0, [-2.0, -1.0], -1.3),
-    ],
-)
+@cases("""
+mode | untrained | values | goal
+# 0.5 + 5% of 1.8, and a quarter of 0.4.
+min | 2.3 | [0.9, 0.5, 0.6] | 0.59
+min | 1000000 | [0.9, 0.4] | 0.5
+max | 0.1 | [0.5, 0.9] | 0.86
+max | -9.0 | [-2.0, -1.0] | -1.3
+""")
 def test_a_target_that_is_found(mode, untrained, values, goal):
     target = target_of("m", mode, untrained, list(enumerate(values)))
     assert target.goal == pytest.approx(goal, rel=1e-9)
-    assert target.reached(min(values) if mode == "min" else max(values))
+    assert target.reached(target.best(values))
     assert not target.reached(untrained)
 
 
 @pytest.mark.parametrize("history", [[], [(5, 3.0), (9, 2.4)]])
 def test_a_metric_that_does_not_improve(history):
-    with pytest.raises(InputError, match="did not improve"):
+    with refused("did not improve"):
         target_of("val_loss", "min", 2.3, history)
 
 

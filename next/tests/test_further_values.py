@@ -8,8 +8,8 @@ import optuna
 import pytest
 import torch
 import yaml
-from refusals import refused
-from search_records import QUESTION, SPACE, Workload, step_time
+from refusals import cases, refused
+from search_records import SPACE
 from small import Data, Model
 from test_config import composed, folder  # noqa: F401 (a fixture)
 from test_found import TOLD
@@ -23,35 +23,29 @@ from bstune.options import options_from
 from bstune.recipe.found import completed
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
-from bstune.search.decide import propose
-from bstune.search.findings import predictions
+from bstune.recipe.recipe import settings_of
 from bstune.search.law import make_law
-from bstune.search.posterior import sample_posterior
 
 MOMENTUM = Tunable("momentum", 0.5, 0.98)
 DEPTH = Tunable("depth", 1, 4)
 TUNED = replace(SPACE, tunables=(MOMENTUM, DEPTH))
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "scale", "middle"),
-    [
-        (1e-6, 1e-2, "log", 1e-4),
-        (0.0, 0.5, "linear", 0.25),
-        (0.8, 0.999, "log of 1 - x", 0.9859),
-        (1, 4, "linear", 2),
-        (2, 128, "log", 16),
-    ],
-)
+@cases("""
+low | high | scale | middle
+0.000001 | 0.01 | log | 0.0001
+0.0 | 0.5 | linear | 0.25
+0.8 | 0.999 | log of 1 - x | 0.9859
+1 | 4 | linear | 2
+2 | 128 | log | 16
+""")
 def test_the_coordinate_of_a_value(low, high, scale, middle):
     tunable = Tunable("x", low, high)
     assert tunable.scale == scale
+    assert [tunable.value(place) for place in (0.0, 1.0)] == [low, high]
     assert tunable.value(0.5) == pytest.approx(middle, rel=1e-3)
-    assert (tunable.value(0.0), tunable.value(1.0)) == (low, high)
-    for place in (0.2, 0.7):
-        value = tunable.value(place)
-        assert type(value) is type(low)
-        assert tunable.value(tunable.place(value)) == value
+    value = tunable.value(0.7)
+    assert (type(value), tunable.value(tunable.place(value))) == (type(low), value)
     assert (tunable.place(low - 1.0), tunable.place(high + 1.0)) == (0.0, 1.0)
 
 
@@ -65,35 +59,6 @@ def test_a_parabola_each_and_a_rate_that_moves():
     for at_places, cost, octaves in (((0.75, 0.7), 0.125 + 2.0, 0.5), ((0.5, 0.2), 0.0, 0.0)):
         expected = plain.log_steps(plain.mean[None], x, z - octaves) + cost
         np.testing.assert_allclose(law.log_steps(theta, x, z, np.array([at_places])), expected)
-
-
-BEST = TUNED.places({"momentum": 0.7, "depth": 3})
-
-
-def at(workload, of_values):
-    """A workload whose steps rise by parabolas off the best values; momentum moves lr*."""
-    off = np.subtract(TUNED.places(of_values), BEST)
-    cost = 0.5 * ((off / [0.4, 0.5]) ** 2).sum()
-    return replace(workload, s_min=100.0 * math.exp(cost), lr=0.1 * 2.0 ** (-4.0 * off[0]))
-
-
-def test_a_search_finds_them():
-    records = []
-    for number in range(60):
-        proposal = propose(QUESTION, TUNED, step_time, records, 0)
-        assert proposal.values["depth"] in (1, 2, 3, 4)
-        workload = at(Workload(noise=0.05), proposal.values)
-        records.append(workload.train(number, proposal, records))
-    for one in records:
-        if one.resumed_from is not None:
-            assert one.values == records[one.resumed_from].values
-    posterior = sample_posterior(QUESTION, TUNED, records, seed=0)
-    places_ = posterior.law.best_places(posterior.theta)
-    np.testing.assert_allclose(np.median(places_, axis=0), BEST, atol=0.15)
-    best = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value).record
-    least = 100 * (1 + 40 / math.sqrt(4000)) * step_time(math.sqrt(4000))
-    steps = at(Workload(), best.values).steps(best.batch_size, best.lr)
-    assert steps * step_time(best.batch_size) < 1.3 * least
 
 
 class Dropped(Model):
@@ -110,7 +75,7 @@ def tuning(**changes):
     return options_from(values(**{"tune": {"dropout": (0, 0.5)}, **changes}))
 
 
-VALUED = type(TRIAL)(**{**vars(TRIAL), "values": {"dropout": 0.3}})
+VALUED = settings_of(8, 0.25, 100, values={"dropout": 0.3})
 NODE = {"_target_": f"{__name__}.Dropped"}
 
 
@@ -121,14 +86,12 @@ def of_nodes(module, key=None, **changes):
     return recipe_of(parts, tuning(**changes))
 
 
-@pytest.mark.parametrize(
-    ("module", "key", "of_today"),
-    [
-        ({}, None, 0.1),
-        ({"dropout": "${trial.dropout}"}, None, 0.1),
-        ({"dropout": 0.2}, "module.dropout", 0.2),
-    ],
-)
+@cases("""
+module | key | of_today
+{} | null | 0.1
+{dropout: '${trial.dropout}'} | null | 0.1
+{dropout: 0.2} | module.dropout | 0.2
+""")
 def test_nodes_get_them(module, key, of_today):
     recipe = of_nodes(module, key)
     assert recipe.module(VALUED).dropout == 0.3
@@ -136,54 +99,29 @@ def test_nodes_get_them(module, key, of_today):
     assert recipe.own_values() == {"dropout": of_today}
 
 
-@pytest.mark.parametrize(
-    ("module", "of_today"),
-    [
-        (Dropped, 0.1),
-        (lambda lr, dropout: Dropped(lr, dropout=dropout), None),
-        (lambda trial: Dropped(trial.lr, dropout=trial.values["dropout"]), None),
-    ],
-)
-def test_python_projects_get_them(module, of_today):
+# What builds the module, its dropout of today, and the one that a survey has.
+BUILDERS = [
+    (Dropped, 0.1, 0.1),
+    (lambda lr, dropout: Dropped(lr, dropout=dropout), None, 0.25),
+    (lambda lr, **others: Dropped(lr, **others), None, 0.1),
+    (lambda trial: Dropped(trial.lr, dropout=trial.values["dropout"]), None, 0.25),
+]
+
+
+@pytest.mark.parametrize("module, of_today, of_survey", BUILDERS)
+def test_python_projects_get_them(module, of_today, of_survey):
     recipe = recipe_of_project(module, Data(), tuning())
     assert recipe.module(VALUED).dropout == 0.3
-    # A survey needs a module, too.
-    assert recipe.module(TRIAL).dropout == (of_today or 0.25)
+    assert recipe.module(TRIAL).dropout == of_survey
     found = TOLD.model_copy(update={"values": recipe.own_values()})
-    given = {}
-    if of_today is None:
-        with refused("baseline.values, dropout"):
+    given = {} if of_today else {"baseline.values": {"dropout": 0.4}}
+    if given:
+        with refused("baseline.values, no default of dropout is, {'dropout': 0.25}"):
             completed(tuning(), found, str)
-        given = {"baseline.values": {"dropout": 0.4}}
     baseline = completed(tuning(**given), found, str)[0].baseline
     assert baseline.values == {"dropout": of_today or 0.4}
     with refused("baseline.values, dropout, width"):
         completed(tuning(**{"baseline.values": {"width": 3}}), found, str)
-
-
-class Noisy(Data):
-    def __init__(self, batch_size=16, noise=0.3):
-        super().__init__()
-        self.noise = noise
-
-
-def test_keywords_take_what_nothing_else_does():
-    """The data's argument is the data's alone."""
-    tuned = tuning(tune={"dropout": (0, 0.5), "noise": (0, 0.5)})
-    recipe = recipe_of_project(lambda lr, **others: Dropped(lr, **others), Noisy, tuned)
-    assert recipe.own_values() == {"dropout": None, "noise": 0.3}
-    trial = type(TRIAL)(**{**vars(TRIAL), "values": {"dropout": 0.2, "noise": 0.1}})
-    assert (recipe.module(trial).dropout, recipe.data(trial).noise) == (0.2, 0.1)
-    found = TOLD.model_copy(update={"values": recipe.own_values()})
-    with refused("no default of dropout is, {'dropout': 0.25}"):
-        completed(tuned, found, str)
-
-
-def test_whole_ranges_of_values_that_are_not_are_refused():
-    """A dropout of 0 to 1 would be 0 or 1."""
-    found = TOLD.model_copy(update={"values": {"dropout": 0.0}})
-    with refused("dropout, [0.0, 1.0]"):
-        completed(tuning(tune={"dropout": (0, 1)}), found, str)
 
 
 def test_what_nothing_takes_is_refused():
@@ -196,19 +134,24 @@ def test_what_nothing_takes_is_refused():
         of_nodes({}, **width).own_values()
     with refused("dropout.key"):
         of_nodes({}, "module.a.b").own_values()
+    # A dropout of 0 to 1 would be 0 or 1.
+    found = TOLD.model_copy(update={"values": {"dropout": 0.0}})
+    with refused("dropout, [0.0, 1.0]"):
+        completed(tuning(tune={"dropout": (0, 1)}), found, str)
 
 
-@pytest.mark.parametrize(
-    ("ranges", "words"),
-    [
-        (["dropout"], "tune=dropout, range"),
-        ({"dropout": ["a", 1]}, "dropout"),
-        ({"batch_size": [1, 8]}, "batch_size.low"),
-    ],
+@cases(
+    """
+ranges | words
+[dropout] | tune=dropout, range
+{dropout: [a, 1]} | dropout
+{batch_size: [1, 8]} | batch_size.low
+""",
+    str,
 )
 def test_ranges_that_are_refused(ranges, words):
     with refused(words):
-        tuning(tune=ranges)
+        tuning(tune=yaml.safe_load(ranges))
 
 
 def test_a_command_line_names_them(folder):  # noqa: F811
@@ -231,14 +174,14 @@ def test_a_study_of_them(tmp_path):
     today = {"values": {"dropout": 0.0}, "batch_size": 16, "lr": 0.05}
     result = tune(tmp_path, Dropped, baseline=today, **arguments)
     assert result.baseline.values == {"momentum": 0.5, "dropout": 0.0}
-    assert result.best.values.keys() == {"momentum", "dropout"}
     best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["trial"]
     assert best["values"] == result.best.values
-    trials = optuna.load_study(
-        study_name="Dropped", storage=f"sqlite:///{tmp_path}/study.db"
-    ).trials
-    for trial, one in zip(trials, result.records, strict=True):
+    study = optuna.load_study(study_name="Dropped", storage=f"sqlite:///{tmp_path}/study.db")
+    for trial, one in zip(study.trials, result.records, strict=True):
+        assert one.values.keys() == {"momentum", "dropout"}
         within = {name: value for name, value in one.values.items() if value > 0}
         assert trial.params == {"batch_size": one.batch_size, "lr": one.lr, **within}
+        if one.resumed_from is not None:
+            assert one.values == result.records[one.resumed_from].values
     with pytest.raises(BstuneError, match="tune"):
         tune(tmp_path, Dropped, tune={"momentum": [0.1, 0.9]})

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from refusals import cases
 from small import Data, Model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,6 +28,7 @@ from bstune.hardware.timing import (
     paddings,
 )
 from bstune.recipe.recipe import Recipe
+from bstune.system.files import write_text
 from bstune.trial.worker import Worker
 
 START, LIMIT = 300.0, 1000.0
@@ -39,26 +41,21 @@ def probe(memory, size, refuses=lambda size: False):
 
 
 @pytest.mark.parametrize(
-    ("memory", "first", "truth"),
+    "memory, first, truth",
     [
         (lambda size: START + 0.1 * size, 64, 4096),  # all fit
         (lambda size: START + 1.0 * size, 64, 700),
         (lambda size: START + 0.01 * size**2, 16, 264),
         (lambda size: START + 10.0 * size, 128, 70),  # the first one does not fit
-        (lambda size: 2000.0, 64, None),
     ],
 )
 def test_the_largest_size_that_fits(memory, first, truth):
     found = find_largest_fit(partial(probe, memory), 1, 4096, first)
     assert found.whole
     assert len(found.probes) <= 8
-    if truth is None:
-        assert found.largest_fit is None
-        return
     assert 0.9 * truth <= found.largest_fit <= truth
-    assert memory(found.largest_fit) <= LIMIT
-    if found.smallest_unfit is not None:
-        assert memory(found.smallest_unfit) > LIMIT
+    assert memory(found.largest_fit) <= LIMIT < memory(found.smallest_unfit or 1e9)
+    assert find_largest_fit(partial(probe, lambda size: 2000.0), 1, 4096, 64).largest_fit is None
 
 
 def test_a_refused_size_bounds_the_range_and_multiples_are_kept():
@@ -67,36 +64,29 @@ def test_a_refused_size_bounds_the_range_and_multiples_are_kept():
     assert 240 <= found.largest_fit <= 256
     assert found.smallest_unfit is None
     assert all(size % 8 == 0 for size in found.probes)
+    # Without time a size far below the limit is predicted.
+    for slope, largest in ((0.01, 4096), (5.0, 64)):
+        one = partial(probe, lambda size, slope=slope: START + slope * size)
+        found = find_largest_fit(one, 1, 4096, 64, has_time=lambda size: False)
+        assert (found.largest_fit, found.whole, len(found.probes)) == (largest, False, 1)
 
 
-@pytest.mark.parametrize(("slope", "largest"), [(0.01, 4096), (5.0, 64)])
-def test_without_time_a_size_far_below_the_limit_is_predicted(slope, largest):
-    one = partial(probe, lambda size: START + slope * size)
-    found = find_largest_fit(one, 1, 4096, 64, has_time=lambda size: False)
-    assert (found.largest_fit, found.whole, len(found.probes)) == (largest, False, 1)
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "files", "left"),
-    [
-        ("", {}, 8_000 * 1024),
-        ("0::/a/b", {"a/memory.max": "max", "a/b/memory.max": "9000"}, 5000),
-        ("4:memory:/gone", {"memory/memory.limit_in_bytes": "9000"}, 6000),
-    ],
-)
+@cases("""
+cgroup | files | left
+null | {} | 8192000
+'0::/a/b' | {a/memory.max: max, a/b/memory.max: '9000'} | 5000
+'4:memory:/gone' | {memory/memory.limit_in_bytes: '9000'} | 6000
+""")
 def test_available_memory(tmp_path, cgroup, files, left):
-    texts = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"}
-    texts["proc/self/cgroup"] = cgroup
+    texts = {"proc/meminfo": "MemAvailable: 8000 kB\n", "proc/self/cgroup": cgroup or ""}
     for name, text in files.items():
         folder = f"sys/fs/cgroup/{name.rpartition('/')[0]}"
         texts[f"sys/fs/cgroup/{name}"] = text
-        texts[f"{folder}/memory.current"] = "5000"
-        texts[f"{folder}/memory.usage_in_bytes"] = "5000"
+        used = (f"{folder}/memory.current", f"{folder}/memory.usage_in_bytes")
+        texts |= dict.fromkeys(used, "5000")
         texts[f"{folder}/memory.stat"] = "inactive_file 1000\ntotal_inactive_file 2000\n"
     for name, text in texts.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_text(tmp_path / name, text)
     assert available_bytes(7.0, tmp_path) == left + 7.0
 
 
@@ -114,27 +104,23 @@ def test_a_linear_layer_has_nvidias_flops_per_byte():
     assert round(flops / moved) == 315
 
 
-@pytest.mark.parametrize(
-    ("function", "moved"),
-    [
+def test_bytes_of_operations():
+    """Of numbers of 4 bytes: 100 are made, read and written; a view is counted once."""
+    for function, moved in (
         (lambda x: x + 1.0, 800),
         (lambda x: torch._foreach_add_([x], 1.0), 800),
         (lambda x: x + torch.ones(1).expand(100), 400 + 4 + 4 + 400),
-    ],
-)
-def test_bytes_of_operations(function, moved):
-    assert counted(lambda: function(torch.ones(100)))[1] - 400 == moved
+    ):
+        assert counted(lambda function=function: function(torch.ones(100)))[1] - 400 == moved
 
 
 def test_flops_of_a_grouped_convolution():
-    groups = 2
-    layer = nn.Conv2d(8, 16, 3, padding=1, groups=groups, bias=False)
-    inputs = torch.ones(2, 8, 6, 5, requires_grad=True)
+    layer = nn.Conv2d(8, 16, 3, padding=1, groups=2, bias=False)
     cost = StepCost()
     with cost.flops:
-        layer(inputs).sum().backward()
-    forward = 2 * 2 * 16 * 6 * 5 * (8 // groups) * 9
-    assert cost.flops.get_total_flops() == 3 * forward
+        layer(torch.ones(2, 8, 6, 5, requires_grad=True)).sum().backward()
+    # Forward and twice backward; each output sees 4 inputs of 3 x 3.
+    assert cost.flops.get_total_flops() == 3 * (2 * 2 * 16 * 6 * 5 * 4 * 9)
 
 
 def roofline(peak=100.0, bandwidth=10.0, **changes):
@@ -161,32 +147,30 @@ def test_the_batch_size_from_which_arithmetic_binds():
 
 def test_tensor_cores_are_spoken_of_where_they_compute():
     layers = nn.Sequential(nn.Linear(64, 50), nn.Linear(50, 2), nn.Linear(64, 64))
-    found = paddings(layers)
-    assert found == (Padding(layer="0", dimension="out_features", size=50),)
-    assert found[0].padded == 56
-    timings = [(8, 200.0)]
-    quiet = list(advice(roofline(paddings=found), timings))
-    spoken = list(advice(roofline(paddings=found, on_tensor_cores=True), timings))
-    assert len(spoken) == len(quiet) + 2
+    (found,) = paddings(layers)
+    assert found == Padding(layer="0", dimension="out_features", size=50)
+    assert found.padded == 56
+    quiet, spoken = (
+        len(list(advice(roofline(paddings=(found,), on_tensor_cores=on), [(8, 200.0)])))
+        for on in (False, True)
+    )
+    assert spoken == quiet + 2
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "baseline", "multiple"),
-    [(4, 1200, 64, 1), (16, 4096, 128, 1), (8, 512, 64, 8)],
-)
-def test_the_ladder_has_both_ends_and_the_baseline(low, high, baseline, multiple):
-    sizes = ladder_of(low, high, baseline, multiple)
-    assert {low, high, baseline} <= set(sizes) <= set(range(low, high + 1, multiple))
-    assert sizes == sorted(sizes)
-    assert len(sizes) <= 6
+def test_the_ladder_has_both_ends_and_the_baseline():
+    for low, high, baseline, multiple in ((4, 1200, 64, 1), (8, 512, 64, 8)):
+        sizes = ladder_of(low, high, baseline, multiple)
+        assert {low, high, baseline} <= set(sizes) <= set(range(low, high + 1, multiple))
+        assert sizes == sorted(sizes)
+        assert len(sizes) <= 6
 
 
-@pytest.mark.parametrize(("speedup", "chosen"), [(1.05, 1), (1.5, 4)])
+@pytest.mark.parametrize("speedup, chosen", [(1.05, 1), (1.5, 4)])
 def test_more_threads_are_chosen_where_they_pay(speedup, chosen):
     before = torch.get_num_threads()
     torch.set_num_threads(4)
-    seconds = {1: 1.0, 2: 1.0 / math.sqrt(speedup), 4: 1.0 / speedup}
     try:
+        seconds = {1: 1.0, 2: 1.0 / math.sqrt(speedup), 4: 1.0 / speedup}
         assert choose_threads(lambda size, count: seconds[count], [8], lambda: True) == chosen
     finally:
         torch.set_num_threads(before)
@@ -206,9 +190,7 @@ class Halves(Model):
 def recipe(module):
     """All measurements get the same data, as those that are given as an object."""
     data = Data()
-    return Recipe(
-        module=lambda trial: module(trial.lr), data=lambda trial: data, device="cpu", threads=1
-    )
+    return Recipe(lambda trial: module(trial.lr), lambda trial: data, device="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -236,54 +218,38 @@ def test_a_survey_within_a_memory_limit(worker):
         survey(worker, halves, (1, 200), (15, 0.1), 100, 60.0, 60.0)
 
 
-def made(**changes):
-    values = {
-        "threads": 1,
-        "timings": (
-            {"batch_size": 8, "seconds": 0.001, "deviation": 0.1, "visits": 3},
-            {"batch_size": 64, "seconds": 0.002, "deviation": 0.1, "visits": 3},
-        ),
-        "largest_fit": 64,
-        "smallest_unfit": 70,
-        "limit": 1e9,
-        "memory": Line(constant=1e8, per_example=1e6),
-        "refused": ((1, "ValueError"),),
-        "roofline": roofline(),
-        "waited": 0.0,
-        "whole": True,
-        "seconds": 4.0,
-        "allowed": 10.0,
-    }
-    return Survey.model_validate(values | changes)
+KEPT = Survey(
+    threads=1, timings=(), largest_fit=64, smallest_unfit=70, limit=1e9, refused=(),
+    memory=Line(constant=1e8, per_example=1e6), roofline=roofline(), waited=0.0, whole=True,
+    seconds=4.0, allowed=10.0,
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("first", "refresh", "seconds", "is_kept"),
-    [
-        ({}, False, 90.0, True),
-        ({}, True, 90.0, False),
-        ({"waited": 0.3}, False, 90.0, False),
-        ({"whole": False}, False, 90.0, False),
-    ],
-)
-def test_what_is_kept(tmp_path, monkeypatch, first, refresh, seconds, is_kept):
+@cases("""
+first | refresh | is_kept
+{} | false | true
+{} | true | false
+{waited: 0.3} | false | false
+{whole: false} | false | false
+""")
+def test_what_is_kept(tmp_path, monkeypatch, first, refresh, is_kept):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept = made(**first)
+    kept, other = (KEPT.model_copy(update=changes) for changes in (first, {"largest_fit": 60}))
     assert cached_survey("key", False, 10.0, lambda: kept) == (kept, False)
-    other = made(largest_fit=60)
     expected = (kept, True) if is_kept else (other, False)
-    assert cached_survey("key", refresh, seconds, lambda: other) == expected
-    assert cached_survey("other", False, seconds, lambda: other) == (other, False)
+    assert cached_survey("key", refresh, 90.0, lambda: other) == expected
+    assert cached_survey("other", False, 90.0, lambda: other) == (other, False)
 
 
 def test_a_survey_is_of_one_code_and_one_recipe():
     plain, halves = (code_of(recipe(module), 16, 0.1, 100) for module in (Model, Halves))
     assert "pairs are needed" in halves
     assert "pairs are needed" not in plain
-    keys = {
-        survey_key(code, kept, {}, {}, sizes)
-        for code in (plain, halves)
-        for kept in (recipe(Model), Recipe(module=Model, data=Data, precision="64-true"))
-        for sizes in ((1, 8), (1, 9))
-    }
-    assert len(keys) == 8
+    double = Recipe(module=Model, data=Data, precision="64-true")
+    of = [
+        (plain, recipe(Model), (1, 8)),
+        (halves, recipe(Model), (1, 8)),
+        (plain, double, (1, 8)),
+        (plain, recipe(Model), (1, 9)),
+    ]
+    assert len({survey_key(code, kept, {}, {}, sizes) for code, kept, sizes in of}) == 4

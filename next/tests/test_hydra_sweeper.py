@@ -1,7 +1,7 @@
 """``hydra/sweeper=bstune``: what a sweep says, and whole runs of two applications as others write
 them."""
 
-import math
+import json
 import os
 import runpy
 import shutil
@@ -14,8 +14,8 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from refusals import refused
-from search_records import spec
+from refusals import as_yaml, cases, refused
+from search_records import history, spec
 
 import bstune
 from bstune.core.records import Target
@@ -26,6 +26,13 @@ from bstune.trial.trial import Trial
 PROJECTS = Path(__file__).parent / "projects"
 NO_MLFLOW = "+hydra.sweeper.mlflow.uri=null"
 SIZE, RATE = "batch_size=range(8,1024)", "lr=tag(log,interval(1e-4,1))"
+
+
+def typed(words):
+    """The words of a row."""
+    return words.strip("-").replace("SIZE", SIZE).replace("RATE", RATE).split()
+
+
 BEST = {"target": "min val/loss"}
 CONFIG = """
 defaults: [{optim: sgd}, _self_]
@@ -58,43 +65,40 @@ def read(tmp_path_factory):
         yield read_words
 
 
-@pytest.mark.parametrize(
-    ("words", "given", "options"),
-    [
-        ([SIZE, RATE], BEST, {"batch_size": (8, 1024, 1), "lr": (1e-4, 1), "budget.steps": 1}),
-        # As for Optuna's sweeper a range's end is included; steps and choices are multiples.
-        (["batch_size=range(32,260,32)", RATE], BEST, {"batch_size": (32, 256, 32)}),
-        (["batch_size=choice(32,64,128)", RATE], BEST, {"batch_size": (32, 128, 32)}),
-        # The baseline is the application's own, and belongs to the ranges.
-        (["batch_size=96,128", "lr=interval(0.5,2)"], BEST, {
-            "batch_size": (64, 128, 32), "lr": (0.25, 2), "baseline": (64, 0.25),
-        }),
-        ([SIZE, RATE, "seed=3"], BEST, {"seed": 3}),
-        # The command line's come last; whole ends are not meant where the application has 0.5.
-        ([RATE, "net.dropout=interval(0,1)", "net.width=choice(16,32)"],
-         BEST | {"params": {"batch_size": "range(8,64)", "lr": 0.1, "net.dropout": 0.2}},
-         {"tune": {"net.dropout": (0.0, 1.0), "net.width": (16, 32)},
-          "baseline.values": {"net.dropout": 0.5, "net.width": 32}}),
-        (["data.train_batch_size=range(4,64)", RATE], BEST, {"baseline": (16, 0.25)}),
-        # The application has no such value: there is no baseline.
-        ([SIZE, RATE, "+net.depth=range(2,8)"], BEST, {"baseline": (None, None)}),
-        ([SIZE, RATE], {"direction": "maximize", "n_trials": 9, "max_failure_rate": 0.5,
-                        "study_name": "t", "sampler": {"_target_": "TPESampler", "seed": 1}},
-         {"target": Target("value", None, "max"), "trials": 9, "study": "t",
-          "objective": "metric", "sampler": "frontier"}),
-        ([SIZE, RATE], {"target": "a <= 1", "max_steps": "steps", "baseline": {"lr": 0.5}},
-         {"objective": "time", "budget.steps": 500, "baseline": (64, 0.5)}),
-    ],
-)  # fmt: skip
+@cases(
+    """
+words | given | options
+SIZE RATE | - | batch_size: [8, 1024], lr: [0.0001, 1], budget.steps: 1
+# As for Optuna's sweeper a range's end is included; steps and choices are multiples.
+batch_size=range(32,260,32) RATE | - | batch_size: [32, 256, 32]
+batch_size=choice(32,64,128) RATE | - | batch_size: [32, 128, 32]
+# The baseline is the application's own, and belongs to the ranges.
+batch_size=96,128 lr=interval(0.5,2) | - | batch_size: [64, 128, 32], lr: [0.25, 2], baseline: [64]
+SIZE RATE seed=3 | - | seed: 3
+# The command line's come last; whole ends are not meant where the application has 0.5.
+RATE net.dropout=interval(0,1) net.width=choice(16,32) | params: {batch_size: 'range(8,64)', \
+lr: 0.1, net.dropout: 0.2} | baseline.values: {net.dropout: 0.5, net.width: 32}, \
+tune: {net.dropout: [0.0, 1.0], net.width: [16, 32]}
+data.train_batch_size=range(4,64) RATE | - | baseline: [16, 0.25]
+# The application has no such value: there is no baseline.
+SIZE RATE +net.depth=range(2,8) | - | baseline: [null, null]
+SIZE RATE | direction: maximize, target: null, n_trials: 9, max_failure_rate: 0.5, study_name: t, \
+sampler: {_target_: TPESampler} | target: max value, trials: 9, study: t, objective: metric, \
+sampler: frontier
+SIZE RATE | target: a <= 1, max_steps: steps, baseline: {lr: 0.5} | objective: time, \
+budget.steps: 500, baseline: [64, 0.5]
+""",
+    str,
+)
 def test_a_sweep_gives_the_options_of_its_study(read, words, given, options):
-    found = read(words, **given)[1]
-    dumped = found.model_dump()
-    for name, value in options.items():
+    found = read(typed(words), **BEST | as_yaml(given))[1]
+    dumped = json.loads(found.model_dump_json()) | {"target": str(found.target)}
+    for name, value in as_yaml(options).items():
         section, _, key = name.partition(".")
         got = dumped[section][key] if key else dumped[section]
-        if isinstance(value, tuple):
-            got = tuple(got.values())[: len(value)]
-        assert (getattr(found, name) if name == "target" else got) == value, name
+        if isinstance(value, list):
+            got = list(got.values())[: len(value)]
+        assert got == value, name
 
 
 def test_a_job_takes_what_its_keys_say(read):
@@ -107,51 +111,48 @@ def test_a_job_takes_what_its_keys_say(read):
     assert application.overrides(trial) == [*own, "+to='/it\\'s'", "+net.depth=3"]
 
 
-@pytest.mark.parametrize(
-    ("words", "given", "named"),
-    [
-        # All that is missing is asked for at once.
-        ([], {"resume_from": "checkpoint"},
-         "sweeper.batch_size, sweeper.lr, max_steps, save_to, target"),
-        ([SIZE], BEST, "KEY=tag(log, hydra.sweeper.lr=KEY"),
-        ([SIZE, RATE], {"target": "a <= 1"}, "budget.steps"),
-        (["batch_size=interval(8.5,64)", RATE], BEST, "batch_size.low, 8.5"),
-        ([SIZE, RATE, "net.rate=choice(low,high)"], BEST, "choice(low,high), numbers"),
-        ([SIZE, RATE, "nothing=interval(0,1)"], BEST, "'nothing'"),
-        ([SIZE, RATE], BEST | {"save_to": "nothing"}, "'nothing'"),
-        ([SIZE, RATE, "seed=1,2"], BEST, "seed"),
-        ([SIZE, "lr=interval("], BEST, "hydra.sweeper.params"),
-        ([SIZE, RATE], BEST | {"search_space": {"lr": {}}}, "search_space"),
-    ],
-)  # fmt: skip
+@cases(
+    """
+words | given | named
+# All that is missing is asked for at once.
+- | resume_from: checkpoint, target: null | sweeper.batch_size, sweeper.lr, max_steps, save_to
+SIZE | - | KEY=tag(log, hydra.sweeper.lr=KEY
+SIZE RATE | target: a <= 1 | budget.steps
+batch_size=interval(8.5,64) RATE | - | batch_size.low, 8.5
+SIZE RATE net.rate=choice(low,high) | - | choice(low,high), numbers
+SIZE RATE nothing=interval(0,1) | - | 'nothing'
+SIZE RATE | save_to: nothing | 'nothing'
+SIZE RATE seed=1,2 | - | seed
+SIZE lr=interval( | - | hydra.sweeper.params
+SIZE RATE | search_space: {lr: {}} | search_space
+""",
+    str,
+)
 def test_what_cannot_be_used_is_one_line(read, words, given, named):
     with refused(named):
-        read(words, **given)
+        read(typed(words), **BEST | as_yaml(given))
 
 
-@pytest.mark.parametrize(
-    ("target", "whole", "returned", "status", "history", "seconds"),
-    [
-        ("min a", True, [(3, 0.5), (9, 0.7)], "finished", [(100, 0.5)], 8.0),
-        ("min a", True, [(3, 0.5), (9, math.nan)], "diverged", [(100, None)], 8.0),
-        ("min a", False, {"a": None, "seconds": 2, "b": 1}, "diverged", [(100, None)], 2.0),
-        ("a <= 1", False, {"a": [(20, 3), (60, 1), (80, 0)], "seconds": 4}, "reached",
-         [(20, 3.0), (60, 1.0)], 3.0),
-        ("a <= 1", False, [(0, 9)], "failed", [], 0.0),
-    ],
-)  # fmt: skip
-def test_what_a_job_returns_is_its_trials(target, whole, returned, status, history, seconds):
+@cases("""
+target | whole | returned | status | evaluations | seconds
+min a | true | [[3, 0.5], [9, 0.7]] | finished | 100 0.5 | 8.0
+min a | true | [[3, 0.5], [9, .nan]] | diverged | 100 - | 8.0
+min a | false | {a: null, seconds: 2, b: 1} | diverged | 100 - | 2.0
+a <= 1 | false | {a: [[20, 3], [60, 1], [80, 0]], seconds: 4} | reached | 20 3, 60 1 | 3.0
+a <= 1 | false | [[0, 9]] | failed | null | 0.0
+""")
+def test_what_a_job_returns_is_its_trials(target, whole, returned, status, evaluations, seconds):
     trial = Trial(spec(), Target.parse(target), total_steps=100)
     report(trial, returned, 8.0, whole)
     record = trial.record()
-    assert (record.status, list(record.history)) == (status, history)
+    assert (record.status, record.history) == (status, history(evaluations))
     assert record.train_seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    ("target", "returned"),
-    [("a <= 1", 0.5), ("min a", None), ("min a", {"b": 1}), ("min a", [0.5, 0.4])],
-)
+WRONG = [["a <= 1", 0.5], ["min a", None], ["min a", {"b": 1}], ["min a", [0.5, 0.4]]]
+
+
+@pytest.mark.parametrize("target, returned", WRONG)
 def test_a_job_is_told_what_to_return(target, returned):
     with refused("return"):
         report(Trial(spec(), Target.parse(target), total_steps=100), returned, 8.0, False)

@@ -12,7 +12,7 @@ from bstune.workloads.datasets import LabelledImages
 from bstune.workloads.images import ImageData, random_crop_flip, split_images
 
 
-@pytest.mark.parametrize(("padding", "cutout"), [(1, 0), (4, 0), (2, 3)])
+@pytest.mark.parametrize("padding, cutout", [(1, 0), (4, 0), (2, 3)])
 def test_each_image_is_a_crop_of_it(padding, cutout):
     images = np.random.RandomState(0).randn(2000, 3, 6, 5)
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ import json
 
 import optuna
 import pytest
+from refusals import cases
 from test_run import own, places
 
 from bstune.__main__ import main
@@ -34,34 +35,30 @@ def attributes(url):
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["study=own"], "storage=URL, study=NAME"),
-        (["STORAGE", "study=nosuch"], "nosuch, own, foreign"),
-        (["storage=sqlite:///nosuch.db", "study=own"], "own, none"),
-        (["STORAGE", "study=foreign"], "foreign, another program, study=NAME"),
-        (["STORAGE", "study=later"], "99, study=NAME"),
-        (["STORAGE", "study=python"], "bstune.tune(..., script, storage"),
-        (["STORAGE", "study=own"], "--config-dir"),
-        (["STORAGE", "study=own", "trials=3"], "trials"),
-        (["STORAGE", "study=own", "CONF", "module._target_=small.Leaves"],
-         "module._target_=small.Model, small.Leaves"),
-    ],
-)  # fmt: skip
-def test_who_cannot_join_is_told_in_one_line(
-    begun, tmp_path, monkeypatch, capsys, arguments, named
-):
+@cases(
+    """
+command | named
+study=own | storage=URL, study=NAME
+{storage} study=nosuch | nosuch, own, foreign
+storage=sqlite:///nosuch.db study=own | own, none
+{storage} study=foreign | foreign, another program, study=NAME
+{storage} study=later | 99, study=NAME
+{storage} study=python | bstune.tune(..., script, storage
+{storage} study=own | --config-dir
+{storage} study=own trials=3 | trials
+{storage} study=own {conf} module._target_=small.Leaves | module._target_=small.Model, small.Leaves
+""",
+    str,
+)
+def test_who_cannot_join_is_told_in_one_line(begun, tmp_path, monkeypatch, capsys, command, named):
     monkeypatch.chdir(tmp_path)
     url = f"sqlite:///{begun}/study.db"
-    given = {"STORAGE": [f"storage={url}"], "CONF": ["--config-dir", f"{begun}/conf"]}
-    arguments = [word for one in arguments for word in given.get(one, [one])]
+    command = command.format(storage=f"storage={url}", conf=f"--config-dir {begun}/conf")
     before = attributes(url)
-    assert main(["worker", *arguments, "workers=0"]) == 2
+    assert main(["worker", *command.split(), "workers=0"]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 2
-    for word in named.split(", "):
-        assert word in error[1]
+    assert all(word in error[1] for word in named.split(", "))
     assert attributes(url) == before
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 

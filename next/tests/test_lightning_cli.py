@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from refusals import refused
+from refusals import cases, refused
 
 import bstune
 from bstune.__main__ import main
@@ -151,24 +151,25 @@ def test_a_file_is_tuned_and_its_best_trained(capsys):
     assert json.loads(capsys.readouterr().out)["values"] == result.best.values
 
 
-@pytest.mark.parametrize(
-    ("further", "named"),
-    [
-        (["lr_key=model.init_args.lrr"], "lr_key, model.init_args.learning_rate"),
-        (["--model.class_path=nosuch.Model"], "nosuch"),
-        (["--optimizer=Adam"], "lr_key, model.init_args.learning_rate, optimizer.init_args.lr"),
-        (["tune={width: [1, 2]}"], "tune, width, dropout"),
-        (["nosuch.yaml"], "nosuch.yaml"),
-        (["algorithm=adm"], "adm, adam, sgd"),
-        (["list.yaml"], "list.yaml, LightningCLI"),
-        (["hydra.yaml"], "hydra.yaml, defaults"),
-    ],
+@cases(
+    """
+further | named
+lr_key=model.init_args.lrr | lr_key, model.init_args.learning_rate
+--model.class_path=nosuch.Model | nosuch
+--optimizer=Adam | lr_key, model.init_args.learning_rate, optimizer.init_args.lr
+tune={width: [1, 2]} | tune, width, dropout
+nosuch.yaml | nosuch.yaml
+algorithm=adm | adm, adam, sgd
+list.yaml | list.yaml, LightningCLI
+hydra.yaml | hydra.yaml, defaults
+""",
+    str,
 )
 def test_a_mistake_is_one_line(further, named):
     Path("list.yaml").write_text("- trainer\n")
     Path("hydra.yaml").write_text("defaults: [model]\n")
     with refused(named):
-        look_up(compose(words("as LightningCLI saves it", *further), lightning=True).recipe)
+        look_up(compose(words("as LightningCLI saves it", further), lightning=True).recipe)
 
 
 def test_classes_that_a_script_knows_need_it():

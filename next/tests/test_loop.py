@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from refusals import cases
 from test_storage import QUESTION, SPACE, open_study, record_of
 
 from bstune.core.errors import UserCodeError
@@ -17,15 +18,15 @@ from bstune.trial.worker import Failure, InProcess
 PLAN = Plan(QUESTION, SPACE, Configuration(batch_size=64, lr=0.1), trials=3, seeds=1, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("wall_seconds", "trial_seconds", "longest", "limit"),
-    [
-        (None, None, 0.0, 600.0),  # nothing was evaluated yet: data may be downloaded
-        (None, None, 10.0, 200.0),
-        (100.0, None, 10.0, 20.0),  # a fifth of the limit
-        (100.0, 50.0, 10.0, 50.0),  # the user's own
-    ],
-)
+@cases("""
+wall_seconds | trial_seconds | longest | limit
+# Nothing was evaluated yet: data may be downloaded.
+null | null | 0.0 | 600.0
+null | null | 10.0 | 200.0
+# A fifth of the limit, and the user's own.
+100.0 | null | 10.0 | 20.0
+100.0 | 50.0 | 10.0 | 50.0
+""")
 def test_how_long_a_trial_may_be_silent(wall_seconds, trial_seconds, longest, limit):
     assert HangWatch(wall_seconds, trial_seconds, longest).limit == limit
 
@@ -76,9 +77,11 @@ def test_what_failed_in_an_earlier_call_is_asked_again(tmp_path, status):
     assert places[:4] == ["baseline", "search/0", "search/1", "search/2"]
 
 
-@pytest.mark.parametrize(
-    ("signal", "status"), [("SIGKILL", "out of memory"), ("SIGSEGV", "failed")]
-)
+@cases("""
+signal | status
+SIGKILL | out of memory
+SIGSEGV | failed
+""")
 def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status):
     class Dead(InProcess):
         def poll(self, seconds):
@@ -91,30 +94,25 @@ def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status)
 
 def test_only_a_size_that_has_not_trained_is_refused(tmp_path):
     storage = open_study(tmp_path)
-    trials = asked_trials(
-        replace(PLAN, space=replace(SPACE, low=63, high=64), trials=9),
-        storage,
-        StudyFolder(tmp_path),
-    )
+    plan = replace(PLAN, space=replace(SPACE, low=63, high=64), trials=9)
+    trials = asked_trials(plan, storage, StudyFolder(tmp_path))
     first = next(trials)
     first.record = record_of(first.spec)
     with pytest.raises(UserCodeError, match="wrong path"):
         fail_all(trials, "refused")
-    searched = [record for record in storage.records() if record.role == "search"]
-    assert {(one.batch_size, one.status) for one in searched} == {(63, "refused"), (64, "failed")}
+    ended = {(one.batch_size, one.status) for one in storage.records()[1:]}
+    assert ended == {(63, "refused"), (64, "failed")}
 
 
 def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
-    storage = open_study(tmp_path)
+    storage, folder = open_study(tmp_path), StudyFolder(tmp_path)
     limited = replace(PLAN, deadline=Deadline(0.0, 100.0))
-    for asked in asked_trials(limited, storage, StudyFolder(tmp_path), now=lambda: 10.0):
-        is_baseline = (asked.spec.batch_size, asked.spec.lr) == (64, 0.1)
-        steps = 80 if is_baseline else 20
+    for asked in asked_trials(limited, storage, folder, now=lambda: 10.0):
+        steps = 80 if (asked.spec.batch_size, asked.spec.lr) == (64, 0.1) else 20
         asked.record = record_of(asked.spec, steps=steps, history=((steps, 0.05),))
         if asked.spec.role == "new seed":
-            asked.record = asked.record.model_copy(update={"status": "pruned", "steps": 40})
+            asked.record = record_of(asked.spec, "pruned", steps=40)
             break
-    places = [record.place for record in storage.records()]
-    asked = next(asked_trials(PLAN, storage, StudyFolder(tmp_path)))
+    asked = next(asked_trials(PLAN, storage, folder))
     assert (asked.spec.role, asked.spec.resumed_from) == ("new seed", None)
-    assert asked.spec.place not in places
+    assert asked.spec.place not in [record.place for record in storage.records()]

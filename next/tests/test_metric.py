@@ -1,13 +1,16 @@
 """The best metric in a budget: how runs are read, what seeds show, and whole studies."""
 
 import math
+import shlex
 
 import numpy as np
 import optuna
 import pytest
+from refusals import cases
 from scipy.stats import t as student
 from search_records import SPACE, record, step_time
-from small import Data, Model
+from small import Model
+from test_run import REPLAY, places, tune
 
 import bstune
 from bstune.__main__ import main
@@ -15,7 +18,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.search.decide import leading_probe, propose
 from bstune.search.metric import CHANGE_DEVIATION, CHANGES, CURVE_DEVIATION, behind_best
-from bstune.search.posterior import BOUND, DIVERGED, VALUE, rows_of_metric, sample_posterior
+from bstune.search.posterior import BOUND, DIVERGED, VALUE, rows_of_metric
 from bstune.study.confirm import Run, improvement_of, pooled_deviation, verdict_of
 from bstune.study.result import Improvement
 
@@ -36,29 +39,24 @@ def run(number, values, status="finished", shares=SHARES, **fields):
 FALLING = (0.8, 0.4, 0.2, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("runs", "expected"),
-    [
-        # The second one has at its end what the best had at half of the budget, or an eighth.
-        ([FALLING, (0.9, 0.8, 0.4, 0.2)], [0.0, math.log(2)]),
-        (
-            [FALLING, (1.6, 1.2, 1.0, 0.8), (0.8, 0.4, 0.2, 0.11)],
-            [0.0, math.log(8), 0.1 * math.log(2)],
-        ),
-        # It falls by half of what the median run is off, an e-fold: the rest tells no slope.
-        # Best at the first evaluation, as in fine-tuning.
-        ([(0.10, 0.2, 0.2, 0.3), (0.12, 0.2, 0.3, 0.3), (0.15, 0.3, 0.4, 0.5)], [0.0, 2.0, 4.0]),
-        # Equal values: nobody is behind.
-        ([(0.1, 0.1), (0.1, 0.1)], [0.0, 0.0]),
-    ],
-)
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_what_finished_runs_are_behind(runs, expected, mode):
-    sign = 1.0 if mode == "min" else -1.0
+# The metrics of runs, and how many times further the best is in its budget.
+@cases("""
+runs | expected
+# The second one has at its end what the best had at half of the budget, or an eighth.
+[[0.8, 0.4, 0.2, 0.1], [0.9, 0.8, 0.4, 0.2]] | [1, 2]
+[[0.8, 0.4, 0.2, 0.1], [1.6, 1.2, 1.0, 0.8], [0.8, 0.4, 0.2, 0.11]] | [1, 8, 1.0717735]
+# It falls by half of what the median run is off, an e-fold: the rest tells no slope. Best at the
+# first evaluation, as in fine-tuning.
+[[0.10, 0.2, 0.2, 0.3], [0.12, 0.2, 0.3, 0.3], [0.15, 0.3, 0.4, 0.5]] | [1, 7.3890561, 54.5981500]
+# Equal values: nobody is behind.
+[[0.1, 0.1], [0.1, 0.1]] | [1, 1]
+""")
+@pytest.mark.parametrize("mode, sign", [("min", 1.0), ("max", -1.0)])
+def test_what_finished_runs_are_behind(runs, expected, mode, sign):
     question = Question(Target("m", None, mode), QUESTION.budget, "metric")
     chains = [run(number, [sign * one for one in values]) for number, values in enumerate(runs)]
     found = behind_best(chains, question)
-    assert [one.log_factor for one in found] == pytest.approx(expected, abs=1e-9)
+    assert [math.exp(one.log_factor) for one in found] == pytest.approx(expected)
 
 
 def test_a_pruned_run_is_read_as_finished_ones_were_at_its_share():
@@ -91,18 +89,21 @@ def test_what_each_status_tells():
     assert np.exp(rows.log_steps[[0, 2, 4]]) == pytest.approx([800, 100, 1600])
     # Until a run has finished, parts of budgets are bounds.
     assert rows_of_metric(runs[1:3], QUESTION).kind.tolist() == [BOUND, BOUND]
-    assert sample_posterior(QUESTION, SPACE, runs[1:3], seed=0).chains == tuple(runs[1:3])
+
+
+RUN, PROBE = run(0, FALLING), run(1, (0.9,), "pruned", lr=0.2)
+UNEVALUATED = [run(0, (0.1,), shares=(1.0,)), record(1, "pruned", steps=100, lr=9.0)]
 
 
 @pytest.mark.parametrize(
-    ("runs", "share"),
+    "runs, share",
     [
         ([], 1.0),
-        ([run(0, FALLING)], 0.125),
+        ([RUN], 0.125),
         # A probe that cannot be resumed has shown that none can.
-        ([run(0, FALLING), run(1, (0.9,), "pruned", lr=0.2)], 1.0),
+        ([RUN, PROBE], 1.0),
         # Probes without an evaluation tell nothing: the next ones run whole budgets.
-        ([run(0, (0.1,), shares=(1.0,)), record(1, "pruned", steps=100, lr=9.0)], 1.0),
+        (UNEVALUATED, 1.0),
     ],
 )
 def test_a_trial_runs_to_an_eighth_or_to_its_end(runs, share):
@@ -110,13 +111,17 @@ def test_a_trial_runs_to_an_eighth_or_to_its_end(runs, share):
     assert (proposal.resumed_from, proposal.max_steps) == (None, share * STEPS)
 
 
-@pytest.mark.parametrize(("value", "resumed"), [(0.3, 1), (1.2, None)])
-def test_at_the_search_s_end_the_run_that_leads_is_finished(value, resumed):
+@cases("""
+value | more | resumed
+0.3 | [] | 1
+1.2 | [] | null
+0.3 | [failed] | null
+""")
+def test_at_the_search_s_end_the_run_that_leads_is_finished(value, more, resumed):
     runs = [run(0, FALLING), run(1, (value,), "pruned", lr=0.1)]
+    runs += [record(2, status, resumed_from=1, lr=0.1) for status in more]
     found = leading_probe(QUESTION, SPACE, step_time, runs, 0, [], lambda number: True)
     assert (found and found.resumed_from) == resumed
-    tried = [*runs, record(2, "failed", resumed_from=1, lr=0.1)]
-    assert leading_probe(QUESTION, SPACE, step_time, tried, 0, [], lambda number: True) is None
 
 
 def test_a_budget_of_seconds_is_one_of_steps():
@@ -146,37 +151,34 @@ def test_the_improvement_is_that_of_medians_with_the_seeds_own_deviation():
 
 
 @pytest.mark.parametrize(
-    ("best", "value"),
+    "best, value, low",
     [
         # A run that diverged is worse than any; where half did, there is no median.
-        (of(0.5, 0.7, None), 0.2),
-        (of(0.5, None), None),
+        (of(0.5, 0.7, None), 0.2, True),
+        (of(0.5, None), None, False),
+        # One run each shows no deviation.
+        (of(0.5), 0.4, False),
     ],
 )
-def test_the_median_counts_runs_that_diverged(best, value):
-    found = improvement(best, of(0.9, 0.9, 0.9))
+def test_the_median_counts_runs_that_diverged(best, value, low):
+    found = improvement(best, of(*[0.9] * len(best)))
     assert (found and found.value) == (value and pytest.approx(value))
+    if value and not low:
+        assert found.low is None
+        assert verdict_of(found, has_baseline=True, best_is_bound=False) == "not yet"
 
 
-@pytest.mark.parametrize(
-    ("value", "half", "deviation", "verdict"),
-    [
-        (0.09, 0.04, 0.01, "switch"),
-        (0.03, 0.04, 0.01, "not yet"),
-        (-0.02, 0.02, 0.01, "keep"),
-        # All runs are equal.
-        (0.0, 0.0, 0.0, "keep"),
-    ],
-)
-def test_the_verdict_of_an_improvement(value, half, deviation, verdict):
-    found = Improvement(value=value, low=value - half, high=value + half, deviation=deviation)
+@cases("""
+low | high | deviation | verdict
+0.05 | 0.13 | 0.01 | switch
+-0.01 | 0.07 | 0.01 | not yet
+-0.04 | 0.0 | 0.01 | keep
+# All runs are equal.
+0.0 | 0.0 | 0.0 | keep
+""")
+def test_the_verdict_of_an_improvement(low, high, deviation, verdict):
+    found = Improvement(value=(low + high) / 2, low=low, high=high, deviation=deviation)
     assert verdict_of(found, has_baseline=True, best_is_bound=False) == verdict
-
-
-def test_one_run_each_shows_no_deviation():
-    found = improvement(of(0.5), of(0.6))
-    assert (found.value, found.low) == (pytest.approx(0.1), None)
-    assert verdict_of(found, has_baseline=True, best_is_bound=False) == "not yet"
 
 
 class Scored(Model):
@@ -185,53 +187,37 @@ class Scored(Model):
 
 
 def test_a_study_of_the_metric_is_answered(tmp_path):
-    storage = f"sqlite:///{tmp_path}/study.db"
-    result = bstune.tune(
-        Scored,
-        Data(),
-        objective="metric",
-        target="max val/score",
-        baseline=(16, 0.01),
-        batch_size=(4, 128),
-        budget=100,
-        trials=5,
-        workers=0,
-        mlflow={"uri": None},
-        output=str(tmp_path / "out"),
-        storage=storage,
-    )
+    asked = {"objective": "metric", "target": "max val/score", "budget": 100, "seeds": 3}
     # The baseline's rate is too low, by far.
+    result = tune(tmp_path, Scored, **asked, baseline=(16, 0.01), batch_size=(4, 128), trials=5)
     assert result.verdict == "switch"
     assert result.best.lr > 0.02
     assert result.improvement.value == pytest.approx(result.best.metric - result.baseline.metric)
     assert result.best.runs == result.baseline.runs == 3
     assert (result.best.steps, result.best.train_steps) == (100, 100)
-    seeds = [one for one in result.records if one.role == "new seed"]
-    assert {(one.status, one.steps) for one in seeds} == {("finished", 100)}
-    probes = [one for one in result.records if one.status == "pruned"]
-    assert {one.steps for one in probes} == {13}
+    ran = {(one.role, one.status, one.steps) for one in result.records}
+    assert {("new seed", "finished", 100), ("search", "pruned", 13)} < ran
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     assert bstune.load(tmp_path / "out").improvement == result.improvement
     # Optuna's values are metrics.
-    study = optuna.load_study(study_name=result.study, storage=storage)
+    study = optuna.load_study(study_name="Scored", storage=f"sqlite:///{tmp_path}/study.db")
     values = [trial.value for trial in study.trials if trial.value is not None]
     whole = [one for one in result.records if one.status == "finished"]
     assert values == [max(one.finite_values) for one in whole]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["objective=metric", "target=val/error <= 0.1"],
-        ["target=min val/error"],
-        ["objective=metric", "schedule_ends=true"],
-        # The smallest batch takes nine steps.
-        ["objective=metric", "budget.steps=9", "budget.examples=1"],
-        ["objective=metric", "budget.seconds=60", "wall_seconds=100"],
-    ],
-)
+# The smallest batch takes nine steps.
+CANNOT = """
+objective=metric target='val/error <= 0.1'
+target='min val/error'
+objective=metric schedule_ends=true
+objective=metric budget.steps=9 budget.examples=1
+objective=metric budget.seconds=60 wall_seconds=100
+"""
+
+
+@pytest.mark.parametrize("overrides", CANNOT.strip().splitlines())
 def test_what_no_best_metric_can_be_sought_in(overrides, tmp_path, capsys):
-    arguments = ["+workload=replay", "table=mnist_mlp", f"output={tmp_path}/out", *overrides]
-    assert main([*arguments, f"storage=sqlite:///{tmp_path}/study.db", "mlflow.uri=null"]) == 2
+    assert main([*REPLAY, *places(tmp_path), *shlex.split(overrides)]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -65,8 +65,9 @@ def runs_of(folder, name):
     return [run for run in runs if "bstune.trial" not in run.data.tags], trials
 
 
-def test_the_study_has_a_run_with_its_answer(logged):
+def test_the_study_has_a_run_with_its_answer(logged, made):
     folder, address = logged
+    assert made[1] == ""  # nothing is printed
     (study,), trials = runs_of(folder, "digits")
     assert isinstance(address, MlflowAddress)
     assert address.url.endswith(view.page(study.info.experiment_id))
@@ -91,7 +92,6 @@ def test_the_study_has_a_run_with_its_answer(logged):
 def test_each_trial_has_a_nested_run(logged):
     folder, _ = logged
     (study,), trials = runs_of(folder, "digits")
-    client = MlflowClient(uri_of(folder))
     for run, record in zip(trials, RECORDS, strict=True):
         assert run.data.tags["mlflow.parentRunId"] == study.info.run_id
         assert run.data.tags["status"] == record.status
@@ -100,13 +100,9 @@ def test_each_trial_has_a_nested_run(logged):
         assert run.info.status == ("FAILED" if has_failed else "FINISHED")
     record, run_id = RECORDS[5], trials[5].info.run_id
     each = 1000 * record.seconds_per_step
-    factors = {
-        "val/loss": 1,
-        "over_examples/val/loss": record.batch_size,
-        "over_milliseconds/val/loss": each,
-    }
-    for name, factor in factors.items():
-        history = client.get_metric_history(run_id, name)
+    axes = {"": 1, "over_examples/": record.batch_size, "over_milliseconds/": each}
+    for axis, factor in axes.items():
+        history = MlflowClient(uri_of(folder)).get_metric_history(run_id, f"{axis}val/loss")
         expected = [(round(factor * step), value) for step, value in record.finite_history]
         assert [(metric.step, metric.value) for metric in history] == expected
 
@@ -117,9 +113,9 @@ def test_the_experiment_has_a_view_of_the_curves_of_studies(logged):
     experiment = client.get_experiment_by_name("digits")
     packed = json.loads(experiment.tags[view.NAME])["state"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
-    lines = [chart for chart in state["compareRunCharts"] if chart["type"] == "LINE"]
+    keys = {one.get("metricKey") for one in state["compareRunCharts"] if one["type"] == "LINE"}
     (study,), _ = runs_of(folder, "digits")
-    assert {chart["metricKey"] for chart in lines} <= set(study.data.metrics)
+    assert keys <= set(study.data.metrics)
     (found,) = client.search_runs([experiment.experiment_id], state["searchFilter"])
     assert found.info.run_id == study.info.run_id
     assert view.page(experiment.experiment_id) in experiment.tags["mlflow.note.content"]
@@ -129,17 +125,14 @@ def test_the_trained_best_is_a_model_of_the_study(logged, tmp_path):
     folder, _ = logged
     checkpoint = tmp_path / "best.ckpt"
     checkpoint.write_bytes(b"weights")
-    place = {"uri": uri_of(folder), "experiment": "digits"}
-    assert log_weights(STUDY, RECORDS, StudyFolder(folder), checkpoint, **place) is None
-    (study,), _ = runs_of(folder, "digits")
-    client = MlflowClient(uri_of(folder))
-    (model,) = client.search_logged_models([study.info.experiment_id])
-    assert model.source_run_id == study.info.run_id
-    assert model.params["batch_size"] == "118"
     # A study that MLflow does not have is a warning, as what was trained is not lost.
-    other = StudyFolder(tmp_path)
-    assert log_weights(STUDY, RECORDS, other, checkpoint, **place) is not None
-    assert len(client.search_logged_models([study.info.experiment_id])) == 1
+    for root, is_known in ((folder, True), (tmp_path, False)):
+        place = {"uri": uri_of(folder), "experiment": "digits"}
+        warning = log_weights(STUDY, RECORDS, StudyFolder(root), checkpoint, **place)
+        assert (warning is None) == is_known
+    (study,), _ = runs_of(folder, "digits")
+    (model,) = MlflowClient(uri_of(folder)).search_logged_models([study.info.experiment_id])
+    assert (model.source_run_id, model.params["batch_size"]) == (study.info.run_id, "118")
 
 
 def test_a_continued_study_has_one_run_and_no_trial_twice(outputs):
@@ -161,18 +154,13 @@ def test_a_continued_study_has_one_run_and_no_trial_twice(outputs):
 def test_runs_of_a_killed_process_are_replaced(outputs):
     folder = outputs / "killed"
     log(folder, "killed", trials=RECORDS[:2])
-    client = MlflowClient(uri_of(folder))
     (study,), (trial, _) = runs_of(folder, "killed")
-    client.update_run(trial.info.run_id, status="RUNNING")
-    client.update_run(study.info.run_id, status="RUNNING")
+    for run in (trial, study):
+        MlflowClient(uri_of(folder)).update_run(run.info.run_id, status="RUNNING")
     log(folder, "killed", trials=RECORDS[:2])
     studies, trials = runs_of(folder, "killed")
     assert [run.info.status for run in (*studies, *trials)] == ["FINISHED"] * 3
     assert trial.info.run_id not in [run.info.run_id for run in trials]
-
-
-def test_logging_prints_nothing(made):
-    assert made[1] == ""
 
 
 def test_a_database_is_made_whole_or_not_at_all(tmp_path):

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from refusals import refused
 from scipy.stats import t as student
 from search_records import spec
@@ -37,7 +37,7 @@ def test_expected_norms_give_back_both_terms():
 
 
 # With 34 steps blocks are of 3, and the oldest is left out.
-@pytest.mark.parametrize(("steps", "length"), [(4, 1), (34, 3)])
+@pytest.mark.parametrize("steps, length", [(4, 1), (34, 3)])
 def test_at_the_ends_of_the_interval_the_t_test_is_at_its_level(steps, length):
     rng = np.random.default_rng(steps)
     measured = np.stack([rng.normal(3.0, 0.5, steps), rng.gamma(9.0, 1.0, steps)], axis=1)
@@ -68,52 +68,40 @@ def test_a_loop_measures_a_known_noise():
     # Over 400 steps their standard errors are 3% and 4%.
     assert np.mean(noise.measured, axis=0) == pytest.approx([16, 36], rel=0.1)
     assert noise.estimate == estimate_noise_scale(noise.measured[-64:])
-    with refused("2, 1"):
-        noise.add([parts], examples=[8])
-    with refused("2, 1"):
-        noise.add([parts, parts], examples=[8])
-
-
-class EachBatch(Callback):
-    def __init__(self):
-        self.terms = []
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.terms += measure(trainer, pl_module, batch, batch_idx)
+    for wrong in ([parts], [parts, parts]):
+        with refused("2, 1"):
+            noise.add(wrong, examples=[8])
 
 
 def test_a_training_shows_what_all_data_give():
-    each, modules = EachBatch(), [Model(lr=0.0)]
-    recipe = Recipe(
-        lambda trial: modules[0],
-        lambda trial: Data(),
-        device="cpu",
-        threads=1,
-        micro_batch_size=10,
-    )
+    class EachBatch(Callback):
+        terms = []
+
+        def on_train_batch_start(self, *arguments):
+            self.terms.extend(measure(*arguments))
+
+    module, each = Model(lr=0.0), EachBatch()
+    own = {"device": "cpu", "threads": 1, "micro_batch_size": 10}
+    recipe = Recipe(lambda trial: module, lambda trial: Data(), **own)
     fit(recipe, settings_of(17, 0.0, 300), [each])
     inputs, outputs = examples(0).tensors
     ones = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
-    off = modules[0].linear(inputs).squeeze(1) - outputs
+    off = module.linear(inputs).squeeze(1) - outputs
     gradients = (2.0 * off[:, None] * ones).detach().double()
     exact = gradients.mean(0).square().sum().item(), gradients.var(0).sum().item()
     assert len(each.terms) == 600
     assert np.mean(each.terms, axis=0) == pytest.approx(exact, rel=0.1)
 
 
-class Everything(LightningModule):
+class Everything(Model):
     """All that a second pass could disturb: random numbers, buffers, attributes, logs, inputs."""
 
     def __init__(self, lr):
-        super().__init__()
-        self.lr = lr
-        self.net = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Dropout(0.3))
-        self.head = nn.Linear(8, 1)
+        super().__init__(lr)
+        layers = nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1)
+        self.linear = nn.Sequential(*layers)
         self.own = torch.Generator().manual_seed(3)
         self.seen = []
-
-    def loss(self, batch):
-        return (self.head(self.net(batch[0]))[:, 0] - batch[1]).square().mean()
 
     def training_step(self, batch, batch_idx):
         batch[0].add_(0.01 * torch.randn(10, generator=self.own) + 0.01 * random.gauss(0, 1))
@@ -121,12 +109,6 @@ class Everything(LightningModule):
         loss = self.loss(batch) / (1.0 + len(self.seen) / 100)
         self.log("loss", loss)
         return {"loss": loss}
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val/loss", self.loss(batch))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), self.lr, momentum=0.9)
 
 
 class RefusesHalves(Everything):
@@ -145,7 +127,7 @@ def run(build, **options):
 
 
 @pytest.mark.parametrize(
-    ("build", "micro_batch_size", "measures"),
+    "build, micro_batch_size, measures",
     [(Everything, 10, True), (RefusesHalves, None, False)],
 )
 def test_a_trial_is_the_same_bit_for_bit_with_and_without(build, micro_batch_size, measures):
@@ -179,10 +161,9 @@ def test_recorded_runs_have_no_gradients():
 def measured(number, lr, steps, scale, status="reached"):
     """A trial whose noise scale is ``scale`` in the later half of its steps."""
     rng = np.random.default_rng(number)
-    terms = [(steps // 4, 50.0, 1.0)]
-    terms += [(step, rng.normal(1.0, 0.2), scale) for step in range(steps // 2 + 1, steps, 4)]
-    one = record(number, f"search/{number}", 64, lr, steps, status)
-    return one.model_copy(update={"noise_scale": tuple(terms)})
+    late = range(steps // 2 + 1, steps, 4)
+    terms = [(steps // 4, 50.0, 1.0), *((step, rng.normal(1.0, 0.2), scale) for step in late)]
+    return record(number, f"search/{number}", 64, lr, steps, status, noise_scale=tuple(terms))
 
 
 def test_the_answer_s_is_of_trials_near_the_best_in_the_later_half_of_their_steps():

@@ -2,18 +2,11 @@
 
 import optuna
 from lightning.pytorch import Trainer
-from small import Model, examples
+from small import QUIET, Model, examples
 from torch.utils.data import DataLoader
 
 import bstune
 from bstune.search.sampler import record_of
-
-QUIET = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 def test_in_an_optuna_study_and_a_trainer_of_one_s_own():
@@ -27,7 +20,9 @@ def test_in_an_optuna_study_and_a_trainer_of_one_s_own():
         lr = trial.suggest_float("lr", sampler.space.lr_low, sampler.space.lr_high, log=True)
         stop = bstune.StopAtTarget(trial, sampler)
         loader = DataLoader(examples(0), batch_size, shuffle=True, drop_last=True)
-        trainer = Trainer(max_epochs=-1, callbacks=[stop], accelerator="cpu", **QUIET)
+        trainer = Trainer(
+            max_epochs=-1, accumulate_grad_batches=2, callbacks=[stop], accelerator="cpu", **QUIET
+        )
         trainer.fit(Model(lr), loader, DataLoader(examples(1), 256))
         return stop.trial.value()
 

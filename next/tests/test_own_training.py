@@ -6,8 +6,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from refusals import refused
-from small import ARGUMENTS, EXAMPLES, Data, Model, step_by_hand
+from refusals import cases, refused
+from small import ARGUMENTS, EXAMPLES, QUIET, Data, Model, step_by_hand
 
 import bstune
 from bstune.__main__ import main
@@ -18,7 +18,6 @@ from bstune.trial.own_training import train_best
 
 # Lightning advises on the loggers and loaders of the user's own training.
 pytestmark = pytest.mark.filterwarnings("ignore")
-QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
 
 
 class Counts(Model):
@@ -66,26 +65,19 @@ def _nothing_counted():
 
 
 # An epoch has 12 batches of 20.
-@pytest.mark.parametrize(
-    ("module", "micro_batch_size", "steps", "total"),
-    [
-        (Counts, None, 1, 40),
-        (Counts, None, 11, 11),
-        (Counts, 8, 12, 40),
-        (Counts, 8, 29, 40),
-        (Manual, None, 12, 40),
-        (Manual, None, 29, 40),
-    ],
-)
-def test_exactly_the_steps_are_trained(tmp_path, module, micro_batch_size, steps, total):
+@cases("""
+kind | micro_batch_size | steps | total
+automatic | null | 1 | 40
+automatic | null | 11 | 11
+automatic | 8 | 12 | 40
+automatic | 8 | 29 | 40
+manual | null | 29 | 40
+""")
+def test_exactly_the_steps_are_trained(tmp_path, kind, micro_batch_size, steps, total):
     options = options_from_python(device="cpu", micro_batch_size=micro_batch_size)
     stops_early = EarlyStopping("val/loss", patience=0, min_delta=9.0)
-    arguments = {
-        **QUIET,
-        "callbacks": [stops_early],
-        "max_epochs": 1,
-        "enable_checkpointing": False,
-    }
+    arguments = QUIET | {"callbacks": [stops_early], "max_epochs": 1}
+    module = Manual if kind == "manual" else Counts
     recipe = recipe_of_project(module, WithTest(), options, arguments)
     trained, trainer = train_best(recipe, settings_of(20, 0.01, total), steps, tmp_path, {})
     sizes = [20] if micro_batch_size is None else [8, 8, 4]
@@ -93,7 +85,7 @@ def test_exactly_the_steps_are_trained(tmp_path, module, micro_batch_size, steps
     assert Counts.tested == [EXAMPLES]
     assert {"val/loss", "test/loss"} <= trainer.callback_metrics.keys()
     assert trained is trainer.lightning_module
-    if module is Counts:
+    if kind == "automatic":
         left = trainer.optimizers[0].param_groups[0]["lr"] / 0.01
         assert left == pytest.approx(1 - steps / total)
 
@@ -101,14 +93,9 @@ def test_exactly_the_steps_are_trained(tmp_path, module, micro_batch_size, steps
 def test_a_studys_best_is_trained_with_the_users_callbacks(tmp_path):
     checkpoint, logger = ModelCheckpoint(monitor="val/loss"), CSVLogger(tmp_path / "logs")
     places = {"output": str(tmp_path / "out"), "storage": f"sqlite:///{tmp_path}/study.db"}
-    result = bstune.tune(
-        Counts,
-        WithTest(),
-        **ARGUMENTS | places | {"trials": 2},
-        workers=0,
-        mlflow={"uri": None},
-        trainer={**QUIET, "val_check_interval": 64},
-    )
+    own = {"trials": 2, "workers": 0, "mlflow": {"uri": None}}
+    trainer = {"enable_progress_bar": False, "enable_model_summary": False}
+    result = bstune.tune(Counts, WithTest(), **ARGUMENTS | places | own, trainer=trainer)
     if result.verdict == "switch":
         assert result.train_command == "result.train()"
     for one in (result, result.at("val/loss <= 0.2")):
@@ -116,7 +103,6 @@ def test_a_studys_best_is_trained_with_the_users_callbacks(tmp_path):
         module, trainer = one.train(callbacks=checkpoint, logger=logger)
         assert Counts.calls == [one.best.batch_size] * math.ceil(one.best.steps)
         assert module.lr == one.best.lr
-        assert trainer.max_steps == one.best.train_steps or 20_000 // one.best.batch_size
     assert trainer.logger is logger
     assert str(tmp_path / "logs") in checkpoint.best_model_path
     with refused("bstune.tune"):
@@ -134,7 +120,7 @@ module: {_target_: test_own_training.Counts}
 """
 
 
-@pytest.mark.parametrize(("steps", "as_file"), [(37, True), (2, False)])
+@pytest.mark.parametrize("steps, as_file", [(37, True), (2, False)])
 def test_a_command_trains_the_steps_that_it_names(tmp_path, capsys, steps, as_file):
     (tmp_path / "workload").mkdir()
     (tmp_path / "workload" / "own.yaml").write_text(OWN)
@@ -154,9 +140,9 @@ def test_several_studies_whichever_fails(tmp_path, capsys):
     command = ["-m", "+workload=replay", "table=fashion_mlp,nosuch", "seed=0,1", "trials=1"]
     places = ["mlflow.uri=null", "seeds=1", f"output={tmp_path}"]
     assert main([*command, *places, f"storage=sqlite:///{tmp_path}/study.db"]) == 2
-    studies = {"replay-fashion_mlp-0", "replay-fashion_mlp-1"}
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == studies
-    assert {bstune.load(tmp_path / study).study for study in studies} == studies
+    studies = ["replay-fashion_mlp-0", "replay-fashion_mlp-1"]
+    folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    assert [bstune.load(folder).study for folder in folders] == studies
     for wrong in (["-m", "+workload=digits", "seed=0"], ["report", "-m", str(tmp_path)]):
         assert main(wrong) == 2
     assert capsys.readouterr().err.count("-m ") >= 2

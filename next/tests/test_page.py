@@ -1,6 +1,6 @@
 import re
 
-import pytest
+from refusals import cases
 from results import FAR, FEW_OCTAVES, STATES, STEP_TIMES, records, result
 
 from bstune.report.answer import answer, header
@@ -9,7 +9,13 @@ from bstune.report.page import page
 ATTACK = "</svg><script>alert(1)</script>"
 
 
-@pytest.mark.parametrize("state", ["switch", "keep", "nothing reached: failed", "curve"])
+@cases("""
+state
+switch
+keep
+'nothing reached: failed'
+curve
+""")
 def test_the_page_has_the_answer_and_is_small(state):
     study = STATES[state]
     text = page(study, records(), "workload: digits\n")

@@ -1,5 +1,6 @@
 """What projects tell of themselves, and what is seen before a study begins: a module each."""
 
+import json
 import math
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from refusals import cases, refused
 from small import QUIET, Batches, Data, Model, examples
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader
@@ -26,6 +28,11 @@ OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
 LOSS = Target("val/loss", None, "min")
 # Ten epochs of 16 batches of 16.
 BUDGET = Budget(steps=80, examples=2560)
+
+
+def of_name(name):
+    """A module or data below."""
+    return globals()[name]
 
 
 def recipe(module=Model, trainer=None, data=None, **options):
@@ -109,41 +116,47 @@ class Scores(Model):
         self.log_dict({"val/loss": self.loss(batch), "score": -self.loss(batch)})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((), {"batch_size": 16, "lr": 0.1, "examples": 256, "rule": "linear", "mode": "min"}),
-        ((Model, {"accumulate_grad_batches": 4}), {"batch_size": 64}),
-        ((Model, None, Eights), {"batch_size": 16}),
-        ((Model, None, Saved), {"batch_size": 24}),
-        ((NoDefault,), {"batch_size": 16, "lr": None}),
-        ((lambda trial: Model(trial.lr),), {"batch_size": 16, "lr": 0.1}),
-        ((Literal,), {"lr": 0.03, "rule": "sqrt"}),
-        ((Model, None, streams), {"batch_size": 24, "examples": None}),
-        ((Model, None, lambda batch_size: streams(batch_size)), {"batch_size": None}),
-        ((FromDict, None, OfDict), {"batch_size": 16, "examples": 256}),
-        ((Scores,), {"metrics": ("score", "val/loss"), "metric": "val/loss"}),
-        (
-            (Scores, {"callbacks": [EarlyStopping("score", mode="max")]}),
-            {"metric": "score", "mode": "max"},
-        ),
-    ],
-)
-def test_look_up(arguments, expected):
-    found = look_up(recipe(*arguments))
-    assert {name: getattr(found, name) for name in expected} == expected
+def of_rate(trial):
+    return Model(trial.lr)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"max_epochs": 5},
-        {"max_epochs": 5, "max_steps": 70, "min_epochs": 9},
-        {"max_epochs": 5, "limit_train_batches": 0.7},
-        {"max_epochs": 5, "limit_train_batches": 10, "accumulate_grad_batches": 4},
-        {"max_epochs": 5, "overfit_batches": 3},
-    ],
-)
+def of_size(batch_size):
+    return streams(batch_size)
+
+
+STOPS = {"callbacks": [EarlyStopping("score", mode="max")]}
+
+
+@cases("""
+module | trainer | data | expected
+Model | null | Data | {batch_size: 16, lr: 0.1, examples: 256, rule: linear, mode: min}
+Model | {accumulate_grad_batches: 4} | Data | {batch_size: 64}
+Model | null | Eights | {batch_size: 16}
+Model | null | Saved | {batch_size: 24}
+NoDefault | null | Data | {batch_size: 16, lr: null}
+of_rate | null | Data | {batch_size: 16, lr: 0.1}
+Literal | null | Data | {lr: 0.03, rule: sqrt}
+Model | null | streams | {batch_size: 24, examples: null}
+Model | null | of_size | {batch_size: null}
+FromDict | null | OfDict | {batch_size: 16, examples: 256}
+Scores | null | Data | {metrics: [score, val/loss], metric: val/loss}
+Scores | STOPS | Data | {metric: score, mode: max}
+""")
+def test_look_up(module, trainer, data, expected):
+    given = STOPS if trainer == "STOPS" else trainer
+    found = look_up(recipe(of_name(module), given, of_name(data)))
+    told = json.loads(found.model_dump_json())
+    assert {name: told[name] for name in expected} == expected
+
+
+@cases("""
+arguments
+{max_epochs: 5}
+{max_epochs: 5, max_steps: 70, min_epochs: 9}
+{max_epochs: 5, limit_train_batches: 0.7}
+{max_epochs: 5, limit_train_batches: 10, accumulate_grad_batches: 4}
+{max_epochs: 5, overfit_batches: 3}
+""")
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
 def test_a_trial_is_as_long_as_the_users_own_training(arguments):
     plain = Trainer(**QUIET, **arguments)
@@ -157,24 +170,23 @@ def test_a_trial_is_as_long_as_the_users_own_training(arguments):
     assert (steps, schedule.total_steps) == 2 * (plain.global_step,)
 
 
+@pytest.mark.parametrize("limit, length", [(1.0, None), (9, 45)])
+def test_the_length_of_a_stream(limit, length):
+    arguments = {"max_epochs": 5, "limit_train_batches": limit}
+    assert look_up(recipe(Model, arguments, streams)).length(24) == length
+
+
 def test_data_and_module_alone_in_yaml():
     parts = {"device": "cpu", "trainer": None}
     parts |= {"data": {"_target_": "small.Data"}, "module": {"_target_": "small.Model"}}
-    of_yaml = recipe_of(parts, OPTIONS)
-    found = look_up(of_yaml)
+    found = look_up(recipe_of(parts, OPTIONS))
     assert (found.batch_size, found.lr) == (16, 0.1)
-    checks = preflight(of_yaml, (1, 16, 64), 0.1, None, LOSS)
-    assert (checks.batch_size, checks.resumes, checks.seeds_differ) == (1, True, True)
-    assert (checks.schedules, checks.lines) == ((), ())
-    with pytest.raises(InputError, match=r"trainer.precision=16-mixed .* precision"):
-        look_up(recipe_of(parts | {"trainer": {"precision": "16-mixed"}}, OPTIONS))
-    # The schedule's length is of the smallest size, too.
-    of_eights = recipe(scheduled(fixed(lr_scheduler.StepLR, 100)), data=Eights())
-    checks = preflight(of_eights, (2, 16, 64), 0.1, None, LOSS)
-    assert (checks.batch_size, checks.resumes) == (16, True)
-    parts["module"] = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2}
-    with pytest.raises(InputError, match="lr or learning_rate"):
-        look_up(recipe_of(parts, OPTIONS))
+    for changes, words in (
+        ({"trainer": {"precision": "16-mixed"}}, r"trainer.precision=16-mixed .* precision"),
+        ({"module": {"_target_": "torch.nn.Identity"}}, "lr or learning_rate"),
+    ):
+        with pytest.raises(InputError, match=words):
+            look_up(recipe_of(parts | changes, OPTIONS))
 
 
 def scheduled(make, interval="step"):
@@ -207,20 +219,21 @@ def fixed(kind, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("make", "interval", "moves", "rate", "follows", "is_unmoved"),
+    "make, interval, expected",
     [
-        (one_cycle, "step", 160, 1.0, True, False),
+        # Moves, the share of the highest rate, whether it follows the length, and is unmoved.
+        (one_cycle, "step", (160, 1.0, True, False)),
         # 0.04 + 0.96 (1 - cos(10 pi/47))/2: ten of the 47 moves from a 25th to all of its rate.
-        (one_cycle, "epoch", 10, 0.1433, True, True),
-        (cosine, "epoch", 10, 1.0, True, False),
-        (fixed(lr_scheduler.StepLR, 3), "epoch", 10, 1.0, False, False),
+        (one_cycle, "epoch", (10, 0.1433, True, True)),
+        (cosine, "epoch", (10, 1.0, True, False)),
+        (fixed(lr_scheduler.StepLR, 3), "epoch", (10, 1.0, False, False)),
     ],
 )
-def test_schedules_move_as_lightning_moves_them(make, interval, moves, rate, follows, is_unmoved):
-    (schedule,) = schedules_of(recipe(scheduled(make, interval)), 16, 0.1, BUDGET)
-    assert (schedule.steps, schedule.moves, schedule.interval) == (160, moves, interval)
-    assert schedule.rate == pytest.approx(rate, rel=1e-3)
-    assert (schedule.follows, schedule.is_unmoved) == (follows, is_unmoved)
+def test_schedules_move_as_lightning_moves_them(make, interval, expected):
+    (found,) = schedules_of(recipe(scheduled(make, interval)), 16, 0.1, BUDGET)
+    assert (found.steps, found.interval) == (160, interval)
+    told = found.moves, found.rate, found.follows, found.is_unmoved
+    assert told == pytest.approx(expected, rel=1e-3)
 
 
 def test_what_a_project_tells_where_options_change_it():
@@ -228,22 +241,15 @@ def test_what_a_project_tells_where_options_change_it():
     assert (literal.lr, literal.rule) == (0.03, "sqrt")
     # The data's own batch size is what the network needs.
     data = DataLoader(examples(0), 32), DataLoader(examples(1), 64)
-    of_size = recipe(OneSize, data=data, validation_batch_size="trial")
-    assert look_up(of_size).batch_size == 32
+    assert look_up(recipe(OneSize, data=data, validation_batch_size="trial")).batch_size == 32
 
 
 @pytest.mark.parametrize(
-    ("module", "data"), [(Unvalidated, Data()), (Model, (Data().train_dataloader(), None))]
+    "module, data", [(Unvalidated, Data()), (Model, (Data().train_dataloader(), None))]
 )
 def test_without_validation_a_project_needs_both(module, data):
     with pytest.raises(InputError, match=rf"{module.__name__} .*validation_step.*val_dataloader"):
         look_up(recipe(module, data=data))
-
-
-@pytest.mark.parametrize(("epochs", "limit", "length"), [(5, 1.0, None), (5, 9, 45)])
-def test_the_length_of_a_stream(epochs, limit, length):
-    arguments = {"max_epochs": epochs, "limit_train_batches": limit}
-    assert look_up(recipe(Model, arguments, streams)).length(24) == length
 
 
 class SeedsItself(Model):
@@ -280,6 +286,10 @@ class NoRate(Model):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+def without_rate():
+    return NoRate()
+
+
 class Overwritten(NoRate):
     def on_train_batch_start(self, batch, batch_idx):
         self.optimizers().param_groups[0]["lr"] = 0.05
@@ -302,47 +312,39 @@ class NeedsTwo(Model):
         return self.loss(batch)
 
 
-@pytest.mark.parametrize(
-    ("module", "batch_size", "resumes", "seeds_differ", "lines"),
-    [
-        (SeedsItself, 1, True, False, 1),
-        (HiddenState, 1, False, True, 1),
-        (HiddenByEpoch, 1, False, True, 1),
-        (SavesAnObject, 1, False, True, 1),
-        (RateByHook, 1, True, True, 0),
-        (NeedsTwo, 16, True, True, 0),
-        (Sum, 1, True, True, 1),
-        (scheduled(one_cycle, "epoch"), 1, True, True, 1),
-        (scheduled(fixed(lr_scheduler.CosineAnnealingWarmRestarts, 20)), 1, True, True, 0),
-    ],
-)
-def test_preflight(module, batch_size, resumes, seeds_differ, lines):
-    checks = preflight(recipe(module), (1, 16, 64), 0.1, BUDGET, LOSS)
-    assert checks.is_sum == (module is Sum)
+Steps = scheduled(fixed(lr_scheduler.StepLR, 100))
+Restarts = scheduled(fixed(lr_scheduler.CosineAnnealingWarmRestarts, 20))
+CycleOfEpochs = scheduled(one_cycle, "epoch")
+# It raises past its end: a trial of batch size 1 has 2560 steps.
+CycleOf160 = scheduled(one_cycle_of_160)
+# It comes to zero: a trial of batch size 64 has 20 epochs.
+CosineOf10 = scheduled(fixed(lr_scheduler.CosineAnnealingLR, 10), "epoch")
+
+
+@cases("""
+module | data | options | batch_size | resumes | seeds_differ | lines
+Model | Data | {} | 1 | true | true | 0
+SeedsItself | Data | {} | 1 | true | false | 1
+HiddenState | Data | {} | 1 | false | true | 1
+HiddenByEpoch | Data | {} | 1 | false | true | 1
+SavesAnObject | Data | {} | 1 | false | true | 1
+RateByHook | Data | {} | 1 | true | true | 0
+NeedsTwo | Data | {} | 16 | true | true | 0
+Sum | Data | {} | 1 | true | true | 1
+# The schedule's length is of the smallest size, too.
+Steps | Eights | {} | 16 | true | true | 0
+CycleOfEpochs | Data | {} | 1 | true | true | 1
+Restarts | Data | {} | 1 | true | true | 0
+OneSize | Data | {validation_batch_size: trial} | 1 | true | true | 0
+without_rate | Data | {override_lr: true} | 1 | true | true | 0
+Model | streams | {} | 1 | true | true | 0
+""")
+def test_preflight(module, data, options, batch_size, resumes, seeds_differ, lines):
+    of_project = recipe(of_name(module), data=of_name(data), **options)
+    checks = preflight(of_project, (1, 16, 64), 0.1, BUDGET, LOSS)
+    assert checks.is_sum == (module == "Sum")
     assert (checks.batch_size, checks.resumes) == (batch_size, resumes)
     assert (checks.seeds_differ, len(checks.lines)) == (seeds_differ, lines)
-
-
-@pytest.mark.parametrize(
-    ("module", "data", "options"),
-    [
-        (OneSize, Data(), {"validation_batch_size": "trial"}),
-        (lambda: NoRate(), Data(), {"override_lr": True}),
-        (Model, streams, {}),
-    ],
-)
-def test_projects_of_every_kind_resume(module, data, options):
-    checks = preflight(recipe(module, data=data, **options), (2, 16, 64), 0.1, BUDGET, LOSS)
-    assert (checks.batch_size, checks.resumes, checks.lines) == (2, True, ())
-
-
-@pytest.mark.parametrize("sizes", [(16, 16, 64), (2, 24, 64)])
-def test_a_network_of_one_size_needs_an_option(sizes):
-    """It fails at the largest size, or in its own last batch."""
-    data = DataLoader(examples(0), sizes[1]), DataLoader(examples(1), sizes[1])
-    target = Target("val/loss", 0.0, "min")
-    with pytest.raises(InputError, match="validation_batch_size=trial"):
-        preflight(recipe(OneSize, data=data), sizes, 0.1, BUDGET, target)
 
 
 def test_the_rule_of_a_sum():
@@ -357,44 +359,34 @@ def test_without_time_trials_are_not_resumed():
     assert (checks.resumes, len(checks.lines)) == (False, 1)
 
 
-@pytest.mark.parametrize(
-    ("module", "target", "named"),
-    [
-        (Overwritten, LOSS, ["Overwritten", "lr=0.2"]),
-        (NoRate, LOSS, ["rate", "NoRate", "0.05"]),
-        (Scores, Target("val_loss", 0.1, "min"), ["val_loss", "score, val/loss"]),
-        (Model, Target("val/loss", 50.0, "min"), ["untrained", "val/loss <= 50"]),
-        # It raises past its end: a trial of batch size 1 has 2560 steps.
-        (
-            scheduled(one_cycle_of_160),
-            LOSS,
-            ["OneCycleLR", "total_steps=self.trainer.estimated_stepping_batches"],
-        ),
-        # It comes to zero: a trial of batch size 64 has 20 epochs.
-        (
-            scheduled(fixed(lr_scheduler.CosineAnnealingLR, 10), "epoch"),
-            LOSS,
-            ["CosineAnnealingLR", "epoch 10", "64", "T_max=self.trainer.max_epochs"],
-        ),
-    ],
-)
-def test_preflight_refuses(module, target, named):
-    options = {"override_lr": module is Overwritten}
-    with pytest.raises(InputError) as error:
-        preflight(recipe(module, **options), (1, 16, 64), 0.1, BUDGET, target)
-    assert "\n" not in str(error.value)
-    assert all(word in str(error.value) for word in named)
+@cases("""
+module | target | words
+Overwritten | min val/loss | Overwritten, lr=0.2
+NoRate | min val/loss | rate, NoRate, 0.05
+Scores | val_loss <= 0.1 | val_loss, score, val/loss
+Model | val/loss <= 50 | untrained, val/loss <= 50
+CycleOf160 | min val/loss | OneCycleLR, total_steps=self.trainer.estimated_stepping_batches
+CosineOf10 | min val/loss | CosineAnnealingLR, epoch 10, 64, T_max=self.trainer.max_epochs
+""")
+def test_preflight_refuses(module, target, words):
+    of_project = recipe(of_name(module), override_lr=module == "Overwritten")
+    with refused(words):
+        preflight(of_project, (1, 16, 64), 0.1, BUDGET, Target.parse(target))
 
 
-@pytest.mark.parametrize(
-    ("length", "seconds", "least", "most"),
-    [
-        (100, 1e3, 100, 100),
-        (None, 1e-9, 1, 1),
-        # It goes on while its time is not over.
-        (None, 2.0, FIRST_PILOT + 1, math.inf),
-    ],
-)
+# It fails at the largest size, or in its own last batch.
+@pytest.mark.parametrize("sizes", [(16, 16, 64), (2, 24, 64)])
+def test_a_network_of_one_size_needs_an_option(sizes):
+    data = DataLoader(examples(0), sizes[1]), DataLoader(examples(1), sizes[1])
+    with refused("validation_batch_size=trial"):
+        preflight(recipe(OneSize, data=data), sizes, 0.1, BUDGET, LOSS)
+
+
+# It goes on while its time is not over.
+PILOTS = [(100, 1e3, 100, 100), (None, 1e-9, 1, 1), (None, 2.0, FIRST_PILOT + 1, math.inf)]
+
+
+@pytest.mark.parametrize("length, seconds, least, most", PILOTS)
 def test_pilot(length, seconds, least, most):
     record = pilot(recipe(), 16, 0.1, seconds, LOSS, length)
     assert least <= record.steps <= most

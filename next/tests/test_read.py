@@ -20,18 +20,12 @@ def test_a_result_is_read_as_it_was_written(state, tmp_path):
     assert read_result(tmp_path) == STATES[state]
 
 
-def test_records_are_read_as_they_were_written(tmp_path):
-    lines = [record.model_dump_json() for record in records()]
-    (tmp_path / "trials.jsonl").write_text("\n".join(lines) + "\n")
-    assert read_records(tmp_path) == records()
-
-
 def dumped(**changes):
     return json.dumps({**result().model_dump(mode="json"), **changes})
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    "text, told",
     [
         (None, "curve.json"),
         ('{"schema_number": 1', "JSON"),

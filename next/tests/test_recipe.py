@@ -1,13 +1,12 @@
 """What a recipe builds for a trial, of a config's nodes and of Python objects."""
 
-from fractions import Fraction
 from types import SimpleNamespace
 
 import cloudpickle
 import pytest
-import torch
+import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
-from refusals import refused
+from refusals import as_yaml, cases, refused
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -18,70 +17,54 @@ OPTIONS = options_from_python(
     workload="tiny", target="a <= 1", budget=9, batch_size=(4, 64), baseline=(8, 0.1), device="cpu"
 )
 TRIAL = SimpleNamespace(batch_size=8, lr=0.25, values={}, seed=3, max_steps=50, total_steps=100)
-PARTS = {
-    "device": "cpu",
-    "data_root": "/data",
-    "width": 7,
-    "data": {"_target_": "builtins.dict", "root": "${data_root}", "size": "${trial.batch_size}"},
-    "module": {"_target_": "builtins.dict", "lr": "${trial.lr}", "on": "${device}"},
-    "trainer": None,
-}
+PARTS = yaml.safe_load("""
+device: cpu
+data_root: /data
+width: 7
+data: {_target_: builtins.dict, root: '${data_root}', size: '${trial.batch_size}'}
+module: {_target_: builtins.dict, lr: '${trial.lr}', on: '${device}'}
+trainer: null
+""")
 
 
-@pytest.mark.parametrize(
-    ("key", "node", "built"),
-    [
-        ("data", PARTS["data"], {"root": "/data", "size": 8}),
-        (
-            "module",
-            {
-                "_target_": "builtins.dict",
-                "a": "${.inner.lr}",
-                "inner": {"_target_": "builtins.dict", "lr": "${trial.lr}", "w": "${width}"},
-                "x": ["${trial.lr}", "${trial.seed}"],
-            },
-            {"a": 0.25, "inner": {"lr": 0.25, "w": 7}, "x": [0.25, 3]},
-        ),
-        (
-            "trainer",
-            {
-                "a": "${trial.max_steps}",
-                "t": "${trial.total_steps}",
-                "b": [{"_target_": "fractions.Fraction", "numerator": 2}],
-            },
-            {"a": 50, "t": 100, "b": [Fraction(2)]},
-        ),
-    ],
+@cases(
+    """
+node | built
+data: {_target_: builtins.dict, root: '${data_root}', size: '${trial.batch_size}'} | \
+root: /data, size: 8
+module: {_target_: builtins.dict, a: '${.inner.lr}', x: ['${trial.lr}', '${trial.seed}'], \
+inner: {_target_: builtins.dict, lr: '${trial.lr}', w: '${width}'}} | \
+a: 0.25, x: [0.25, 3], inner: {lr: 0.25, w: 7}
+trainer: {a: '${trial.max_steps}', b: [{_target_: builtins.int}]} | a: 50, b: [0]
+""",
+    str,
 )
-def test_nodes(key, node, built):
-    recipe = recipe_of({**PARTS, key: node}, OPTIONS)
+def test_nodes(node, built):
+    given = as_yaml(node)
+    recipe = recipe_of(PARTS | given, OPTIONS)
     # It goes to the worker as a pickle, which is small.
-    pickled = cloudpickle.dumps(getattr(recipe, key))
+    pickled = cloudpickle.dumps(getattr(recipe, *given))
     assert len(pickled) < 2000
-    assert cloudpickle.loads(pickled)(TRIAL) == built
+    assert cloudpickle.loads(pickled)(TRIAL) == as_yaml(built)
 
 
-def test_device_is_chosen_where_it_is_built():
-    recipe = recipe_of({**PARTS, "device": "auto"}, OPTIONS)
-    assert recipe.module(TRIAL)["on"] == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({"module": None}, "module, _target_"),
-        ({"data": {"_target_": "a.B", "x": "${nope}"}}, "data.x, nope"),
-        ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, "data.x, trial.steps"),
-        ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, "trainer.x, BSTUNE_NOPE"),
-    ],
+@cases(
+    """
+parts | words
+module: null | module, _target_
+data: {_target_: a.B, x: '${nope}'} | data.x, nope
+data: {_target_: a.B, x: '${trial.steps}'} | data.x, trial.steps
+trainer: {x: '${oc.env:BSTUNE_NOPE}'} | trainer.x, BSTUNE_NOPE
+""",
+    str,
 )
 def test_nodes_that_are_refused(parts, words):
     with refused(words):
-        recipe_of({**PARTS, **parts}, OPTIONS)
+        recipe_of(PARTS | as_yaml(parts), OPTIONS)
 
 
 @pytest.mark.parametrize(
-    ("node", "error", "words"),
+    "node, error, words",
     [
         ({"_target_": "nowhere.Data"}, InputError, "data.*nowhere"),
         # What the user's own code raises stays what it is: out of memory is told by its class.
@@ -96,10 +79,13 @@ def test_targets_that_cannot_be_built(node, error, words):
 
 
 class Net(LightningModule):
-    def __init__(self, lr=0.1, width=2):
+    def __init__(self, lr=0.1):
         super().__init__()
         self.lr = lr
-        self.layer = torch.nn.Linear(width, width)
+
+
+class Literal(LightningModule):
+    pass
 
 
 class Spelled(Net):
@@ -109,12 +95,7 @@ class Spelled(Net):
 
 class Wide(Net):
     def __init__(self, width, lr):
-        super().__init__(lr, width=width)
-
-
-class Literal(LightningModule):
-    def __init__(self, width=3):
-        super().__init__()
+        super().__init__(lr)
 
 
 class Data(LightningDataModule):
@@ -147,25 +128,17 @@ LOADERS = (["train"], ["validation"])
 
 
 @pytest.mark.parametrize(
-    ("data", "batch_size"),
-    [
-        (Data(5), 5),
-        (Data, 8),
-        (lambda: Data(), 1),
-        (lambda batch_size=16: Data(batch_size), 8),
-    ],
+    "data, batch_size",
+    [(Data(5), 5), (Data, 8), (lambda: Data(), 1), (lambda batch_size=16: Data(batch_size), 8)],
 )
 def test_data(data, batch_size):
     assert of(data=data).data(TRIAL).batch_size == batch_size
-
-
-@pytest.mark.parametrize("data", [LOADERS, lambda: LOADERS])
-def test_loaders(data):
-    assert of(data=data).data(TRIAL) == LOADERS
+    for loaders in (LOADERS, lambda: LOADERS):
+        assert of(data=loaders).data(TRIAL) == LOADERS
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    "given, words",
     [
         ({"module": Net()}, "module, Net(lr=trial.lr)"),
         ({"module": Literal}, "module=Literal, lr, override_lr=True"),

@@ -290,7 +290,7 @@ def are_equal(whole, resumed):
     return all(torch.equal(tensor, resumed_weights[name]) for name, tensor in weights.items())
 
 
-@pytest.mark.parametrize(("case", "batch_size", "stops"), RUNS)
+@pytest.mark.parametrize("case, batch_size, stops", RUNS)
 def test_a_resumed_trial_equals_one_that_never_stopped(case, batch_size, stops, tmp_path):
     whole = run(case, batch_size, STEPS)
     assert (whole[1].status, whole[1].steps) == ("missed", STEPS)

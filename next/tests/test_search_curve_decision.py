@@ -1,19 +1,14 @@
 """The objective ``curve``: which trial tells most of B_crit, and what a search of it finds."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from search_records import BUDGET, QUESTION, SPACE, Workload, step_time
+from search_records import BUDGET, SPACE
 
 from bstune.search.curve_decision import GIVE_UP, choose_for_curve
-from bstune.search.decide import propose
-from bstune.search.findings import b_crit_quantiles
 from bstune.search.law import B_CRIT, LEVEL, make_law
-from bstune.search.posterior import Posterior, sample_posterior
-
-CURVE = replace(QUESTION, objective="curve")
+from bstune.search.posterior import Posterior
 
 
 def test_a_trial_stops_at_a_multiple_of_its_expected_steps_and_is_not_resumed_from_there():
@@ -35,21 +30,3 @@ def test_a_trial_stops_at_a_multiple_of_its_expected_steps_and_is_not_resumed_fr
     assert chosen == 0
     assert last == pytest.approx(GIVE_UP * expected)
     assert choose([8, 8, 64], [math.ceil(last), 0.0, 0.0])[0] == 1
-
-
-def test_a_search_of_the_curve_finds_b_crit():
-    workload = Workload(b_crit=40.0, noise=0.1)
-    held = 0
-    for seed in range(3):
-        records = []
-        for number in range(24):
-            proposal = propose(CURVE, SPACE, step_time, records, seed)
-            records.append(workload.train(number, proposal, records))
-        posterior = sample_posterior(CURVE, SPACE, records, seed=seed, misfit=True, draws=400)
-        low, _, high = b_crit_quantiles(posterior)
-        held += low <= 40.0 <= high
-        assert high / low < 3.0
-        sizes = [one.batch_size for one in records if one.reached]
-        assert min(sizes) <= 40 / 3
-        assert max(sizes) >= 40 * 3
-    assert held >= 2

@@ -36,18 +36,14 @@ def test_a_prediction_lies_between_the_law_and_the_trial():
 
 def test_the_curve_and_its_band():
     theta = np.repeat(THETA, 101, axis=0)
-    theta[:, 0] += np.linspace(-1.0, 1.0, 101)
-    theta[:, 2] += np.linspace(-1.0, 1.0, 101)
+    theta[:, [0, 2]] += np.linspace(-1.0, 1.0, 101)[:, None]
     low, middle = curve(posterior(theta=theta), step_time, [32, 64])
     assert (low.steps, middle.steps) == pytest.approx((200, 150))
-    assert (low.steps_low, low.steps_high) == pytest.approx(
-        (200 / math.exp(0.9), 200 * math.exp(0.9))
-    )
-    assert (middle.lr_low, middle.lr, middle.lr_high) == pytest.approx(
-        (0.1 / 2**0.9, 0.1, 0.1 * 2**0.9)
-    )
-    assert low.lr == pytest.approx(0.1 / 2**0.6)
-    assert low.step_seconds == pytest.approx(1.32e-3)
+    band = 200 / math.exp(0.9), 200 * math.exp(0.9)
+    assert (low.steps_low, low.steps_high) == pytest.approx(band)
+    rates = 0.1 / 2**0.9, 0.1, 0.1 * 2**0.9
+    assert (middle.lr_low, middle.lr, middle.lr_high) == pytest.approx(rates)
+    assert (low.lr, low.step_seconds) == pytest.approx((0.1 / 2**0.6, 1.32e-3))
 
 
 def test_the_near_optimal_range():
@@ -59,7 +55,7 @@ def test_the_near_optimal_range():
 
 
 @pytest.mark.parametrize(
-    ("space", "exponent"),
+    "space, exponent",
     [
         # From 8 to 512, 64 = B_crit in the middle, saturating grows eightfold: as the square root.
         (replace(SPACE, rule="saturating"), 0.5),

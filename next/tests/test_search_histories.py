@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from refusals import cases
 from search_records import TARGET, record
 
 from bstune.core.records import Target
@@ -19,6 +20,8 @@ def test_an_exact_power_law_is_read_exactly():
     np.testing.assert_allclose(curve, power_law(500, 0.7, (1, 50, 100, 150, 200)))
     line = recent_line(curve)
     assert (line.rate, line.level) == pytest.approx((0.7, 0.7 * math.log(2.5)))
+    # Without an evaluation there is nothing to extrapolate.
+    assert extrapolate(log_curve(record(history=[(0, 0.9), (10, None)]), TARGET, 0.1), []) is None
 
 
 def test_two_evaluations_alone_fall_at_the_usual_rate():
@@ -40,21 +43,14 @@ def test_other_trials_say_how_fast_the_rest_falls():
     assert got.deviation == pytest.approx(expected, rel=1e-2)
 
 
-def test_without_an_evaluation_there_is_nothing_to_extrapolate():
-    history = [(0, 0.9), (10, None)]
-    assert extrapolate(log_curve(record(history=history), TARGET, 0.1), []) is None
-
-
-@pytest.mark.parametrize(
-    ("target", "first", "scale"),
-    [
-        (Target("error", 0.1, "min"), 0.9, 0.1),
-        (Target("accuracy", 0.9, "max"), 0.5, 0.1),
-        (Target("loss", 0.0, "min"), 8.0, 2.0),
-        # No trial has said anything.
-        (Target("loss", -3.0, "min"), None, 1.0),
-    ],
-)
+@cases("""
+target | first | scale
+error <= 0.1 | 0.9 | 0.1
+accuracy >= 0.9 | 0.5 | 0.1
+loss <= 0.0 | 8.0 | 2.0
+# No trial has said anything.
+loss <= -3.0 | null | 1.0
+""")
 def test_the_scale_of_the_excess(target, first, scale):
     records = [record(history=[(1, first), (2, 0.7)])] if first is not None else []
-    assert excess_scale(target, records) == pytest.approx(scale)
+    assert excess_scale(Target.parse(target), records) == pytest.approx(scale)

@@ -5,6 +5,7 @@ import statistics
 
 import numpy as np
 import pytest
+from refusals import cases
 from search_records import BUDGET, QUESTION, SPACE, Workload, record, spec, step_time
 
 from bstune.core.question import Question
@@ -14,45 +15,40 @@ from bstune.search.other_samplers import propose_by
 
 LOWEST = Question(Target("val/error", None, "min"), Budget(steps=BUDGET), "metric")
 HIGHEST = Question(Target("val/accuracy", None, "max"), Budget(steps=BUDGET), "metric")
-of_each_sampler = pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc", "random"])
 
 
 def propose(sampler, records, seed=0, question=QUESTION, space=SPACE, **arguments):
     return propose_by(sampler, question, space, step_time, records, seed, **arguments)
 
 
-def search(sampler, count, space=SPACE):
-    """The baseline and so many trials of a known law."""
-    records = [record(role="baseline")]
-    for number in range(1, count + 1):
-        proposal = propose(sampler, records, space=space)
-        records.append(Workload(noise=0.1).train(number, proposal, records))
-    return records
-
-
-@of_each_sampler
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc", "random"])
 def test_proposals_are_allowed_and_follow_from_their_arguments(sampler):
     space = Space(16, 496, 0.01, 1.0, "sqrt", (64, 0.05), multiple=16)
-    records = search(sampler, 9, space)
-    for one in records:
-        assert one.batch_size in range(16, 497, 16)
-        assert 0.01 <= one.lr <= 1.0
+    records = [record(steps=305, steps_low=304)]
+    for number in range(1, 10):
+        proposal = propose(sampler, records, space=space)
+        assert proposal.batch_size in range(16, 497, 16)
+        assert 0.01 <= proposal.lr <= 1.0
+        # Again, from the same records; another seed proposes another one.
+        assert propose(sampler, records, space=space) == proposal
+        if number == 4:
+            assert propose(sampler, records, seed=1, space=space) != proposal
+        if number == 1:
+            # A trial ends a little beyond what the best takes.
+            of_best = 305 * step_time(64) / step_time(proposal.batch_size)
+            assert proposal.max_steps == math.ceil(1.2 * of_best)
+        records.append(Workload(noise=0.1).train(number, proposal, records))
     assert len({(one.batch_size, one.lr) for one in records}) == 10
-    again = propose(sampler, records[:-1], space=space)
-    assert (again.batch_size, again.lr) == (records[-1].batch_size, records[-1].lr)
-    assert propose(sampler, records[:4], 0) != propose(sampler, records[:4], 1)
-
-
-def test_sizes_that_do_not_fit_are_not_proposed():
-    records = [record(0, steps=400), record(1, "out of memory", batch_size=256, steps=0)]
-    refused = record(2, "refused", batch_size=36, steps=0)
+    # Before one has reached the target its budget alone ends it.
+    assert propose(sampler, []).max_steps == BUDGET
+    unfit = [record(0, steps=400), record(1, "out of memory", batch_size=256, steps=0)]
+    unfit.append(record(2, "refused", batch_size=36, steps=0))
     for seed in range(4):
-        assert propose("tpe", records, seed).batch_size <= 128
-        assert propose("tpe", [*records, refused], seed).batch_size % 8 == 0
+        assert propose(sampler, unfit, seed).batch_size in range(8, 129, 8)
 
 
 @pytest.mark.parametrize(
-    ("sampler", "near", "far", "question"),
+    "sampler, near, far, question",
     [
         # Their metric tells.
         ("tpe", "pruned", "pruned", QUESTION),
@@ -65,26 +61,15 @@ def test_what_a_sampler_learns_from(sampler, near, far, question):
     records = []
     for number, octaves in enumerate(np.linspace(-6.0, 3.0, 19)):
         off = abs(octaves)
-        metric = 9.0 - off if question.target.mode == "max" else 9.0 + off
-        steps = round(100 * 2.0**off)
+        metric = 9.0 - off if question is HIGHEST else 9.0 + off
         fields = {"lr": 0.1 * 2.0**octaves, "history": ((100, metric),)}
-        fields |= {"steps": steps, "steps_low": steps - 1}
+        fields |= {"steps": round(100 * 2.0**off), "steps_low": 0}
         records.append(record(number, near if off < 2.0 else far, **fields))
     found = []
     for seed in range(5):
         proposal = propose(sampler, records, seed, question, resumable=lambda number: False)
         found.append(abs(math.log2(proposal.lr / 0.1)))
     assert statistics.median(found) < 0.5
-
-
-@of_each_sampler
-def test_a_trial_ends_a_little_beyond_what_the_best_takes(sampler):
-    """Before one has reached the target its budget alone ends it."""
-    records = [record(0, steps=305, steps_low=304), record(1, steps=700)]
-    proposal = propose(sampler, records)
-    of_best = 305 * step_time(64) / step_time(proposal.batch_size)
-    assert proposal.max_steps == math.ceil(1.2 * of_best)
-    assert propose(sampler, []).max_steps == BUDGET
 
 
 def of_metric(number, status, at_eighth, **fields):
@@ -95,16 +80,14 @@ def of_metric(number, status, at_eighth, **fields):
     return record(number, status, lr=0.01 * (number + 1), **fields)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "metric", "resumable", "resumed_from", "max_steps"),
-    [
-        # The median of those that finished was 1.2 then.
-        ("random", 1.1, True, 5, BUDGET),
-        ("qmc", 1.3, True, None, BUDGET // 8),
-        # A machine on which none can be resumed.
-        ("tpe", 1.1, False, None, BUDGET),
-    ],
-)
+@cases("""
+sampler | metric | resumable | resumed_from | max_steps
+# The median of those that finished was 1.2 then.
+random | 1.1 | true | 5 | 4000
+qmc | 1.3 | true | null | 500
+# A machine on which none can be resumed.
+tpe | 1.1 | false | null | 4000
+""")
 def test_for_the_best_metric_trials_are_pruned(sampler, metric, resumable, resumed_from, max_steps):
     records = [of_metric(number, "finished", 1.0 + 0.1 * number) for number in range(5)]
     records.append(of_metric(5, "pruned", metric))

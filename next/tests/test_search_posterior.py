@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import norm
-from search_records import BUDGET, QUESTION, SPACE, TARGET, record
+from search_records import BUDGET, QUESTION, SPACE, TARGET, history, record
 
 from bstune.search import law as laws
 from bstune.search.histories import extrapolate, log_curve
@@ -20,36 +20,41 @@ from bstune.search.posterior import (
 
 LAW = make_law(SPACE, BUDGET, misfit=False)
 THETA = np.array([[5.0, 0.0, 0.0, 0.0, math.log(0.45), math.log(1.2), math.log(0.2)]])
-FALLING = tuple((step, 0.1 * (150 / step) ** 0.5) for step in (40, 60, 80, 100))
-NEAR = tuple((step, 0.1 * (104 / step) ** 0.5) for step in (40, 60, 80, 100))
-FLAT = tuple((step, 0.4) for step in (40, 60, 80, 100))
+
+
+def falling(steps):
+    """Evaluations that would meet the target after so many steps."""
+    return tuple((step, 0.1 * (steps / step) ** 0.5) for step in (40, 60, 80, 100))
 
 
 @pytest.mark.parametrize(
-    ("trial", "kind", "log_steps", "deviation"),
+    "trial, kind, log_steps, deviation",
     [
         # The middle of (90, 100], and a uniform distribution's deviation.
         (record(), VALUE, math.log(95.5), math.sqrt(99 / 12) / 95.5),
-        (record(status="missed", history=FALLING), BOUND, math.log(100), 0.1),
+        (record(status="missed", history=falling(150)), BOUND, math.log(100), 0.1),
         (record(status="diverged"), DIVERGED, 0.0, 1.0),
     ],
 )
 def test_what_a_trial_tells(trial, kind, log_steps, deviation):
     rows = rows_of([trial], TARGET)
-    assert (rows.x[0], rows.z[0]) == pytest.approx((6.0, math.log2(0.05)))
-    assert rows.kind[0] == kind
-    assert (rows.log_steps[0], rows.deviation[0]) == pytest.approx((log_steps, deviation))
+    told = rows.x, rows.z, rows.kind, rows.log_steps, rows.deviation
+    expected = 6.0, math.log2(0.05), kind, log_steps, deviation
+    assert [column[0] for column in told] == pytest.approx(expected)
 
 
-# The second is wide for what is left of it, but near.
-@pytest.mark.parametrize(("history", "kind"), [(FALLING, VALUE), (NEAR, VALUE), (FLAT, BOUND)])
+@pytest.mark.parametrize(
+    "history, kind",
+    # The second is wide for what is left of it, but near.
+    [(falling(150), VALUE), (falling(104), VALUE), (history("40 0.4, 60 0.4, 100 0.4"), BOUND)],
+)
 def test_a_pruned_trial_is_extrapolated_or_a_bound(history, kind):
     trial = record(status="pruned", history=history)
     rows = rows_of([trial], TARGET)
-    assert rows.kind[0] == kind
     # A bound lies a deviation below what is extrapolated.
     extrapolated = extrapolate(log_curve(trial, TARGET, TARGET.goal), [])
     below = extrapolated.deviation if kind == BOUND else 0.0
+    assert rows.kind[0] == kind
     assert rows.log_steps[0] == pytest.approx(extrapolated.log_steps - below)
     assert rows.log_steps[0] > math.log(100)
 
@@ -64,8 +69,13 @@ def test_only_the_last_trial_of_a_chain_that_tells_something_counts():
         record(5, "diverged", steps=10),
         record(6, role="new seed"),
     ]
-    posterior = sample_posterior(QUESTION, SPACE, records, seed=0, draws=20, moves=1)
+    running = [record(7, batch_size=256)]
+    posterior = sample_posterior(QUESTION, SPACE, records, seed=0, running=running)
     assert [chain.number for chain in posterior.chains] == [1, 5, 6]
+    # Running trials count at their prediction.
+    assert posterior.rows.x[3] == 8.0
+    predicted = posterior.law.log_steps(posterior.theta, posterior.rows.x, posterior.rows.z)
+    assert predicted[:, 3].mean() == pytest.approx(posterior.rows.log_steps[3], abs=0.3)
 
 
 def one_row(log_steps, deviation, kind, lr=0.05):
@@ -75,7 +85,7 @@ def one_row(log_steps, deviation, kind, lr=0.05):
 
 
 @pytest.mark.parametrize(
-    ("row", "expected"),
+    "row, expected",
     [
         # The law says 5 at the best rate, with a deviation of 0.2 from seed to seed.
         (
@@ -113,13 +123,3 @@ def test_the_sampler_agrees_with_weighted_draws_of_the_prior():
         expected = np.interp((0.1, 0.5, 0.9), shares, prior[order, column])
         got = np.quantile(theta[:, column], (0.1, 0.5, 0.9))
         np.testing.assert_allclose(got, expected, atol=0.12 * LAW.spread[column])
-
-
-def test_running_trials_count_at_their_prediction():
-    records = [record(number) for number in range(6)]
-    running = [record(6, batch_size=256)]
-    posterior = sample_posterior(QUESTION, SPACE, records, seed=0, running=running)
-    assert [chain.number for chain in posterior.chains] == [0, 1, 2, 3, 4, 5]
-    assert posterior.rows.x[6] == 8.0
-    predicted = posterior.law.log_steps(posterior.theta, posterior.rows.x, posterior.rows.z)
-    assert predicted[:, 6].mean() == pytest.approx(posterior.rows.log_steps[6], abs=0.3)

@@ -1,6 +1,8 @@
 """Secrets are known by their key or their place in a URL, and nothing else is hidden."""
 
 import pytest
+import yaml
+from refusals import cases
 
 from bstune.system.secrets import hide, hide_in_text, is_secret
 
@@ -23,39 +25,41 @@ def test_other_keys(key):
     assert hide({key: "word"}) == {key: "word"}
 
 
-@pytest.mark.parametrize(
-    ("value", "hidden"),
-    [
-        ({"password": 1234}, {"password": "***"}),
-        ({"token": True, "secret": None}, {"token": True, "secret": None}),
-        ({"token": "${oc.env:HF_TOKEN}"}, {"token": "${oc.env:HF_TOKEN}"}),
-        ({"credentials": {"user": "me", "key": "k"}}, {"credentials": "***"}),
-        ({"storage": "x://me:pw@host/db", "lr": 0.1}, {"storage": "x://me:***@host/db", "lr": 0.1}),
-    ],
+@cases(
+    """
+value | hidden
+{password: 1234} | {password: '***'}
+{token: true, secret: null} | {token: true, secret: null}
+{token: '${oc.env:HF_TOKEN}'} | {token: '${oc.env:HF_TOKEN}'}
+{credentials: {user: me, key: k}} | {credentials: '***'}
+{storage: 'x://me:pw@host/db', lr: 0.1} | {storage: 'x://me:***@host/db', lr: 0.1}
+""",
+    str,
 )
 def test_values(value, hidden):
-    assert hide(value) == hidden
+    assert hide(yaml.safe_load(value)) == yaml.safe_load(hidden)
 
 
 def test_a_value_with_a_name():
     assert hide("s3cret", "mlflow.password") == "***"
 
 
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
-        ("no route to x://me:pw@host:5432/db", "no route to x://me:***@host:5432/db"),
-        ("postgresql+psycopg://me:p@s/w@host/db", "postgresql+psycopg://me:***@host/db"),
-        ("'a://u:p@h', 'b://v:q@h'", "'a://u:***@h', 'b://v:***@h'"),
-        ("git+https://ghp_1@github.com/a/b", "git+https://***@github.com/a/b"),
-        ("x://h/db?user=me&sslpassword=pw&a=1", "x://h/db?user=me&sslpassword=***&a=1"),
-        ("x://me:${oc.env:PW}@host", "x://me:${oc.env:PW}@host"),
-        ("x://${oc.env:ME}:${oc.env:PW}@host", "x://${oc.env:ME}:${oc.env:PW}@host"),
-        ("x://${oc.env:ME}:pw@host", "x://${oc.env:ME}:***@host"),
-        ("http://localhost:5000/a@b", "http://localhost:5000/a@b"),
-        ("postgresql://me@host/db", "postgresql://me@host/db"),
-        ("sqlite:///a.db, me@host, token: word", "sqlite:///a.db, me@host, token: word"),
-    ],
+@cases(
+    """
+text | hidden
+no route to x://me:pw@host:5432/db | no route to x://me:***@host:5432/db
+postgresql+psycopg://me:p@s/w@host/db | postgresql+psycopg://me:***@host/db
+'a://u:p@h', 'b://v:q@h' | 'a://u:***@h', 'b://v:***@h'
+git+https://ghp_1@github.com/a/b | git+https://***@github.com/a/b
+x://h/db?user=me&sslpassword=pw&a=1 | x://h/db?user=me&sslpassword=***&a=1
+x://me:${oc.env:PW}@host | x://me:${oc.env:PW}@host
+x://${oc.env:ME}:${oc.env:PW}@host | x://${oc.env:ME}:${oc.env:PW}@host
+x://${oc.env:ME}:pw@host | x://${oc.env:ME}:***@host
+http://localhost:5000/a@b | http://localhost:5000/a@b
+postgresql://me@host/db | postgresql://me@host/db
+sqlite:///a.db, me@host, token: word | sqlite:///a.db, me@host, token: word
+""",
+    str,
 )
 def test_texts(text, hidden):
     assert hide_in_text(text) == hidden

@@ -11,9 +11,10 @@ from contextlib import closing
 
 import optuna
 import pytest
+import yaml
 from optuna.trial import TrialState
 from postgres import free_port
-from refusals import refused
+from refusals import cases, refused
 
 from bstune.core.errors import InputError, StudyError
 from bstune.core.question import Question
@@ -33,25 +34,13 @@ def open_study(folder, name="digits", settings=None):
 
 
 def ask(place="search/0", **changes):
-    fields = {
-        "place": place,
-        "role": "search",
-        "batch_size": 64,
-        "lr": 0.1,
-        "seed": 1,
-        "max_steps": 99,
-    }
-    return Ask(**(fields | changes))
+    fields = {"role": "search", "batch_size": 64, "lr": 0.1, "seed": 1, "max_steps": 99}
+    return Ask(place=place, **(fields | changes))
 
 
 def record_of(spec, status="reached", **changes):
-    fields = {
-        "status": status,
-        "steps": 30,
-        "seconds_per_step": 0.5,
-        "history": ((10, 0.5), (30, 0.1)),
-    }
-    return Record(**spec.model_dump(), **(fields | changes))
+    fields = {"steps": 30, "seconds_per_step": 0.5, "history": ((10, 0.5), (30, 0.1))}
+    return Record(**spec.model_dump(), status=status, **(fields | changes))
 
 
 def test_a_record_comes_back_as_it_was(tmp_path):
@@ -62,45 +51,40 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert storage.running() == []
 
 
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [("reached", "COMPLETE"), ("pruned", "PRUNED"), ("diverged", "PRUNED"), ("refused", "FAIL")],
+@cases(
+    """
+objective | status | seconds | state | value | name
+time | reached | 0.5 | COMPLETE | 15.0 | seconds to val/error <= 0.1
+time | reached | null | PRUNED | null | seconds to val/error <= 0.1
+steps | reached | null | COMPLETE | 30.0 | steps to val/error <= 0.1
+metric | finished | 0.5 | COMPLETE | 0.1 | val/error
+time | pruned | 0.5 | PRUNED | null | seconds to val/error <= 0.1
+time | diverged | 0.5 | PRUNED | null | seconds to val/error <= 0.1
+time | refused | 0.5 | FAIL | null | seconds to val/error <= 0.1
+""",
+    str,
 )
-def test_optuna_shows_a_trial_in_its_own_terms(tmp_path, status, state):
-    storage = open_study(tmp_path)
-    storage.finish(record_of(storage.claim(ask()), status))
-    study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/study.db")
-    (trial,) = study.trials
-    value = 15.0 if status == "reached" else None
-    assert (trial.state.name, trial.value) == (state, value)
-    assert trial.params == {"batch_size": 64, "lr": 0.1}
-    assert trial.intermediate_values == {10: 0.5, 30: 0.1}
-    assert trial.user_attrs["status"] == status
-
-
-@pytest.mark.parametrize(
-    ("target", "objective", "status", "seconds", "value", "name"),
-    [
-        ("val/error <= 0.1", "time", "reached", None, None, "seconds to val/error <= 0.1"),
-        ("val/error <= 0.1", "steps", "reached", None, 30.0, "steps to val/error <= 0.1"),
-        ("max val/acc", "metric", "finished", 0.5, 0.5, "val/acc"),
-    ],
-)
-def test_what_the_value_of_a_trial_is(tmp_path, target, objective, status, seconds, value, name):
+def test_optuna_shows_a_trial_in_its_own_terms(
+    tmp_path, objective, status, seconds, state, value, name
+):
+    target = "min val/error" if objective == "metric" else "val/error <= 0.1"
     storage = StudyStorage(f"sqlite:///{tmp_path}/study.db", "digits")
     storage.begin(SPACE, Question(Target.parse(target), Budget(steps=99), objective), {})
-    storage.finish(record_of(storage.claim(ask()), status, seconds_per_step=seconds))
-    (trial,) = storage.study.trials
-    assert (trial.value, storage.study.metric_names) == (value, [name])
-    assert trial.state == (TrialState.PRUNED if value is None else TrialState.COMPLETE)
-    assert storage.records()[0].status == status
+    of_trial = {"status": status, "seconds_per_step": yaml.safe_load(seconds)}
+    storage.finish(record_of(storage.claim(ask()), **of_trial))
+    study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/study.db")
+    (trial,) = study.trials
+    assert (trial.state.name, trial.value) == (state, yaml.safe_load(value))
+    assert study.metric_names == [name]
+    assert trial.params == {"batch_size": 64, "lr": 0.1}
+    assert trial.intermediate_values == {10: 0.5, 30: 0.1}
+    assert storage.records()[0].status == trial.user_attrs["status"] == status
 
 
 def test_of_two_processes_at_one_place_the_smaller_number_keeps_it(tmp_path):
     one, other = open_study(tmp_path), open_study(tmp_path)
     first = one.claim(ask())
-    assert first.number == 0
-    assert other.running() == [first]
+    assert (first.number, other.running()) == (0, [first])
     assert other.claim(ask()) is None
     assert other.claim(ask("search/1")).number == 1
     one.finish(record_of(first))
@@ -221,7 +205,11 @@ def test_another_studys_settings_are_refused(tmp_path):
         open_study(tmp_path, settings={"target": "b", "batch_size": [4, 8]})
 
 
-@pytest.mark.parametrize("url", ["nosuch://me:s3cret@host/x", "sqlite:////proc/nosuch/x"])
+@cases("""
+url
+nosuch://me:s3cret@host/x
+sqlite:////proc/nosuch/x
+""")
 def test_a_storage_that_is_none_is_one_line(url):
     with pytest.raises((InputError, StudyError)) as error:
         StudyStorage(url, "x")

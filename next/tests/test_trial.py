@@ -1,11 +1,11 @@
 """A trial that is reported to: tables of reports and how it ends."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
-from search_records import spec
+from refusals import cases
+from search_records import history, spec
 
 from bstune.core.clock import TrainingClock
 from bstune.core.errors import InputError, Interrupted
@@ -13,56 +13,49 @@ from bstune.core.records import Record, Target
 from bstune.trial.trial import BatchSizeRefused, Trial, run_trial
 
 TARGET = Target("val/loss", 0.1, "min")
-NAN = float("nan")
 
 
-def pruned_record(history):
-    steps = history[-1][0]
-    return Record(
-        **spec(1, max_steps=steps).model_dump(),
-        status="pruned",
-        steps=steps,
-        steps_low=steps,
-        history=history,
-    )
-
-
-# Reports, max_steps, total_steps -> goes on after each, status, steps, steps_low.
-ENDS = {
-    "beyond its last step": ([(40, 0.3), (60, 0.1)], 50, 100, [True, False], "reached", 60, 40),
-    "pruned": ([(20, 0.3), (50, 0.2)], 50, 100, [True, False], "pruned", 50, 50),
-    "left near its budget": ([(45, 0.3), (90, 0.2)], 100, 100, [True, True], "missed", 90, 90),
-    "NaN": ([(5, 0.3), (9, NAN)], 50, 100, [True, False], "diverged", 9, 5),
-    "an untrained start": ([(0, 0.9), (5, 0.1)], 50, 100, [True, False], "reached", 5, 0),
-    "goes on after its end": ([(5, 0.1), (9, 0.3)], 50, 100, [False, False], "reached", 5, 0),
-    "a step twice": ([(9, 0.3), (9, 0.1)], 50, 100, [True, False], "failed", 9, 9),
-    "never reported": ([], 50, 100, [], "failed", 0, 0),
-}
-
-
-@pytest.mark.parametrize("case", ENDS)
-def test_reports_end_a_trial(case):
-    reports, max_steps, total_steps, answers, status, steps, steps_low = ENDS[case]
-    trial = Trial(spec(max_steps=max_steps), TARGET, total_steps=total_steps)
-    assert [trial.report(step, value) for step, value in reports] == answers
+# What is reported, the last step -> goes on after each, status, steps, steps_low. In turn: beyond
+# the last step, pruned, left near its budget, NaN, an untrained start, after its end, a step twice,
+# never reported.
+@cases("""
+reports | max_steps | answers | status | steps | steps_low
+40 0.3, 60 0.1 | 50 | [true, false] | reached | 60 | 40
+20 0.3, 50 0.2 | 50 | [true, false] | pruned | 50 | 50
+45 0.3, 90 0.2 | 100 | [true, true] | missed | 90 | 90
+5 0.3, 9 nan | 50 | [true, false] | diverged | 9 | 5
+0 0.9, 5 0.1 | 50 | [true, false] | reached | 5 | 0
+5 0.1, 9 0.3 | 50 | [false, false] | reached | 5 | 0
+9 0.3, 9 0.1 | 50 | [true, false] | failed | 9 | 9
+null | 50 | [] | failed | 0 | 0
+""")
+def test_reports_end_a_trial(reports, max_steps, answers, status, steps, steps_low):
+    trial = Trial(spec(max_steps=max_steps), TARGET, total_steps=100)
+    assert [trial.report(step, value) for step, value in history(reports)] == answers
     record = trial.record()
     assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
-    is_told = status in ("failed", "diverged") or case.startswith("left")
+    is_told = status in ("failed", "diverged", "missed")
     assert (record.message != "") == is_told
     assert Record.model_validate_json(record.model_dump_json()) == record
 
 
+def resumed(earlier, **arguments):
+    """A trial that is resumed from a pruned one of this history."""
+    steps = earlier[-1][0]
+    of = {"steps": steps, "steps_low": steps, "history": earlier}
+    parent = Record(**spec(1).model_dump(), status="pruned", **of)
+    fields = {"resumed_from": 1} | arguments.pop("fields", {})
+    return Trial(spec(**fields), TARGET, total_steps=100, earlier=parent, **arguments)
+
+
 def test_a_resumed_trial_goes_on_from_its_earlier_history():
-    earlier = pruned_record(((20, 0.4), (40, 0.3)))
-    trial = Trial(
-        spec(resumed_from=1), TARGET, total_steps=100, earlier=earlier, clock=ticking_clock()
-    )
+    trial = resumed(history("20 0.4, 40 0.3"), clock=ticking_clock())
     assert trial.first_step == 40
     assert trial.report(60, 0.2)
     assert not trial.report(80, 0.1)
     record = trial.record()
     assert (record.status, record.steps, record.steps_low) == ("reached", 80, 60)
-    assert record.history == (*earlier.history, (60, 0.2), (80, 0.1))
+    assert record.history == history("20 0.4, 40 0.3, 60 0.2, 80 0.1")
     assert record.train_seconds == 2.0  # its own two segments of a second each
 
 
@@ -73,17 +66,15 @@ def ticking_clock():
 
 def test_seconds_are_the_callers_or_the_time_between_reports():
     timed = Trial(spec(), TARGET, total_steps=100)
+    untimed = Trial(spec(), TARGET, total_steps=100, clock=ticking_clock())
     for step, seconds in ((10, 8.0), (20, 10.0), (40, 16.0)):
         timed.report(step, 0.5, seconds=seconds)
-    record = timed.record()
-    assert record.train_seconds == 16.0
-    assert record.seconds_per_step == pytest.approx(0.25)  # median of 2/10, 6/20: warm-up left out
-    untimed = Trial(spec(), TARGET, total_steps=100, clock=ticking_clock())
-    for step in (10, 20, 25):
         untimed.report(step, 0.5)
+    record = timed.record()
+    # The median of 2/10 and 6/20: warm-up left out.
+    assert (record.train_seconds, record.seconds_per_step) == pytest.approx((16.0, 0.25))
     record = untimed.record()
-    assert record.train_seconds == 3.0
-    assert record.seconds_per_step == pytest.approx(0.15)  # median of 1/10, 1/5
+    assert (record.train_seconds, record.seconds_per_step) == pytest.approx((3.0, 0.075))
     assert record.other_seconds >= 0.0
 
 
@@ -102,28 +93,20 @@ def test_an_error_after_the_first_batch_does_not_refuse_the_size():
         assert trial.record().status == status
 
 
-@pytest.mark.parametrize(("until", "status"), [(0.0, "pruned"), (math.inf, None)])
-def test_a_trial_whose_time_is_over_is_pruned_at_its_next_evaluation(until, status):
-    trial = Trial(spec(), TARGET, total_steps=100, until=until)
-    assert trial.report(5, 0.4) == (status is None)
-    assert trial.status == status
-
-
-@pytest.mark.parametrize(("examples", "batch_size"), [(23, 5), (8, 8)])
+@pytest.mark.parametrize("examples, batch_size", [(23, 5), (8, 8)])
 def test_batches_are_endless_epochs_of_exact_size(examples, batch_size):
-    batches = Trial(spec(batch_size=batch_size), TARGET, total_steps=100).batches(examples)
-    other = Trial(spec(batch_size=batch_size, seed=4), TARGET, total_steps=100).batches(examples)
-    taken = list(itertools.islice(batches, 3 * examples))
-    assert not np.array_equal(taken[0], next(other))
+    def batches(**fields):
+        of = spec(batch_size=batch_size, **fields)
+        return Trial(of, TARGET, total_steps=100).batches(examples)
+
+    taken = list(itertools.islice(batches(), 3 * examples))
+    assert not np.array_equal(taken[0], next(batches(seed=4)))
     assert {len(batch) for batch in taken} == {batch_size}
     epochs = np.concatenate(taken)[: 3 * examples].reshape(3, examples)
     assert np.array_equal(np.sort(epochs, axis=1), np.tile(np.arange(examples), (3, 1)))
     assert not np.array_equal(epochs[0], epochs[1])
-    resumed = Trial(
-        spec(batch_size=batch_size), TARGET, total_steps=100, earlier=pruned_record(((7, 0.4),))
-    )
-    for expected, batch in zip(taken[7:20], resumed.batches(examples), strict=False):
-        assert np.array_equal(batch, expected)
+    rest = resumed(history("7 0.4"), fields={"batch_size": batch_size}).batches(examples)
+    assert all(map(np.array_equal, taken[7:20], rest))
 
 
 def test_a_batch_is_at_most_the_data():

@@ -19,7 +19,6 @@ from bstune.trial.worker import (
     TELL_WHERE,
     Answer,
     Failure,
-    InProcess,
     Worker,
     listen,
     tell_progress,
@@ -106,26 +105,25 @@ def test_a_failure_is_an_outcome_and_the_next_function_is_called(worker, case):
     failure = outcome_of(worker, function)
     assert isinstance(failure, Failure)
     assert re.fullmatch(reason, failure.reason)
+    assert failure.refusal is None
     assert outcome_of(worker, pow, 2, 10) == Answer(1024)
+
+
+def about_itself():
+    return os.getpid(), os.getcwd(), sys.path, sys.argv
 
 
 def refuses():
     raise InputError("give another metric")
 
 
-def test_a_refusal_comes_back_as_it_was_raised(worker):
-    assert outcome_of(worker, raises).refusal is None
-    refusal = outcome_of(worker, refuses).refusal
-    assert isinstance(refusal, InputError)
-    assert str(refusal) == "give another metric"
-
-
 def test_it_is_one_process_of_its_own_with_the_same_paths_and_arguments(worker):
-    first = outcome_of(worker, os.getpid).value
-    assert first != os.getpid()
-    assert outcome_of(worker, os.getpid).value == first
-    here = (os.getcwd(), sys.path, sys.argv)
-    assert outcome_of(worker, lambda: (os.getcwd(), sys.path, sys.argv)) == Answer(here)
+    pid, *paths = outcome_of(worker, about_itself).value
+    assert (pid != os.getpid(), tuple(paths)) == (True, about_itself()[1:])
+    # A refusal is no failure of the process.
+    refusal = outcome_of(worker, refuses).refusal
+    assert (type(refusal), str(refusal)) == (InputError, "give another metric")
+    assert outcome_of(worker, os.getpid).value == pid
 
 
 def test_a_process_that_died_between_two_functions_is_no_outcome(worker):
@@ -165,16 +163,17 @@ def test_what_hangs_is_killed_and_told_with_its_place(worker, function):
 def works(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        tell_progress()
+        tell_progress(lambda: "step 3")
         time.sleep(0.01)
 
 
-def test_progress_ends_silence(worker):
+def test_progress_ends_silence_and_is_told(worker):
     silences = []
     worker.submit(works, 1.0)
     while worker.poll(0.1) is None:
         silences.append(worker.silent_seconds)
     assert any(later < earlier for earlier, later in itertools.pairwise(silences))
+    assert worker.told == "step 3"
     tell_progress()  # does nothing here
 
 
@@ -186,12 +185,6 @@ def test_what_is_printed_is_in_the_log_and_a_failed_import_is_an_outcome(tmp_pat
         assert "status 1" in outcome_of(worker, pow, 2, 3).reason
     for line in ("a line", "no_such_module"):
         assert line in log.read_text()
-
-
-def test_in_this_process():
-    worker = InProcess()
-    assert outcome_of(worker, os.getpid) == Answer(os.getpid())
-    assert "ValueError: no" in outcome_of(worker, raises).reason
 
 
 SCRIPT = """

@@ -12,19 +12,9 @@ quantiles, without open ends.
 import functools
 import math
 import statistics
+from operator import itemgetter
 
-from common import (
-    MULTIPLES,
-    ROWS,
-    TABLES,
-    Problem,
-    add_rows,
-    jobs_of,
-    parser,
-    read_rows,
-    search,
-    table_problem,
-)
+from common import MULTIPLES, ROWS, TABLES, read_rows, run_gate, table_problem
 from synthetic import KINDS, draw_law, law_table
 
 from bstune.core.curve import slope_b_crit
@@ -32,6 +22,7 @@ from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import sample_posterior
 from bstune.study.critical import critical_batch_size
 from bstune.study.estimates import DRAWS, MOVES
+from bstune.sweeps.search_benchmark import Problem, search
 
 OLD = ROWS / "coverage_old.jsonl"
 # The gate, with its limits.
@@ -55,46 +46,27 @@ def measure(name, objective, seed):
     for _, finished in search(problem, seed, MULTIPLES[-1]):
         records = finished
     posterior = sample_posterior(
-        problem.question,
-        problem.space,
-        records,
-        seed=seed,
-        misfit=True,
-        draws=DRAWS,
-        moves=MOVES,
+        problem.question, problem.space, records, seed=seed, misfit=True, draws=DRAWS, moves=MOVES
     )
-    interval = None
+    ends = dict.fromkeys(("low", "value", "high"))
     if any(record.reached for record in records):
-        interval = critical_batch_size(posterior, records).interval
-    quantiles = b_crit_quantiles(posterior)
-    ends = interval.model_dump() if interval else {}
-    return {
-        "truth": truth,
-        "low": ends.get("low"),
-        "value": ends.get("value"),
-        "high": ends.get("high"),
-        "quantiles": [quantiles[0], quantiles[-1]],
-        "trials": len(records),
-    }
+        ends = critical_batch_size(posterior, records).interval.model_dump(include=ends)
+    low, *_, high = b_crit_quantiles(posterior)
+    return {"truth": truth, **ends, "quantiles": [low, high], "trials": len(records)}
 
 
 @functools.cache
 def truth_of_table(name):
     """The batch size of slope -1/2, from the best cell of each batch size."""
-    truth = truth_of_problem(table_problem(name, "steps"))
-    assert truth is not None, f"{name}'s cells do not determine B_crit"
-    return truth
-
-
-def truth_of_problem(problem):
-    """The same of a problem of ``steps``; None where its cells do not determine it."""
+    problem = table_problem(name, "steps")
     fewest = {}
     for batch_size, lr in problem.table.cells:
-        examples = problem.median_cost(batch_size, lr)
-        if examples is not None:
-            steps = examples / batch_size
-            fewest[batch_size] = min(steps, fewest.get(batch_size, math.inf))
-    return slope_b_crit(list(fewest.items()))
+        steps = problem.median_cost(batch_size, lr) / batch_size
+        fewest[batch_size] = min(steps, fewest.get(batch_size, math.inf))
+    reached = [(batch_size, steps) for batch_size, steps in fewest.items() if math.isfinite(steps)]
+    truth = slope_b_crit(reached)
+    assert truth is not None, f"{name}'s cells do not determine B_crit"
+    return truth
 
 
 def holds(row):
@@ -108,40 +80,22 @@ def width(row):
     return high / low
 
 
-def factor_off(row):
-    """By what the printed value is off the truth; infinite without one."""
-    return math.exp(abs(math.log(row["value"] / row["truth"]))) if row["value"] else math.inf
-
-
 def figures(rows):
-    """Truths held, open intervals, median width and median factor off."""
+    """Truths held, open intervals and median width."""
     if not rows:
-        return f"{'-':>25}"
+        return f"{'-':>20}"
     count = f"{sum(map(holds, rows))}/{len(rows)}"
-    middles = [statistics.median(map(one, rows)) for one in (width, factor_off)]
     is_open = sum(row["low"] is None or row["high"] is None for row in rows)
-    return f"{count:>8} {is_open:4} {middles[0]:5.2f} {middles[1]:5.2f}"
+    return f"{count:>8} {is_open:4} {statistics.median(map(width, rows)):5.2f}"
 
 
-def main():
-    options = parser(__doc__, "coverage_new.jsonl", seeds=10)
-    options.add_argument("--objectives", nargs="+", default=["time", "curve", "steps"])
-    options.add_argument("--names", nargs="+", default=[*TABLES, *KINDS])
-    given = options.parse_args()
-    jobs = jobs_of(seed=range(given.seeds), objective=given.objectives, name=given.names)
-    add_rows(given, jobs, measure)
-    new = [row for row in read_rows(given.rows) if row["objective"] in given.objectives]
-    there = {(row["name"], row["objective"], row["seed"]) for row in new}
-    old = [row for row in read_rows(OLD) if (row["name"], row["objective"], row["seed"]) in there]
-    print(f"{'':30} {'new: held, open, width, off':>25}   old, of the same seeds")
-    for objective in given.objectives:
-        sides = [[row for row in rows if row["objective"] == objective] for rows in (new, old)]
-        for name in dict.fromkeys(row["name"] for row in sides[0]):
-            named = [[row for row in rows if row["name"] == name] for rows in sides]
-            show(f"{objective}, {name}", *named)
-        show(f"{objective}, all", *sides)
-    if {*GATED} <= {*given.objectives}:
-        print(GATE.format(*gate(new)))
+def summary(rows):
+    """Each objective and name with its figures, then the gate."""
+    kind = itemgetter("objective", "name")
+    for one in dict.fromkeys(map(kind, rows)):
+        yield f"{one}: {figures([row for row in rows if kind(row) == one])}"
+    if {*GATED} <= {row["objective"] for row in rows}:
+        yield GATE.format(*gate(rows))
 
 
 def gate(new):
@@ -158,9 +112,13 @@ def gate(new):
     return sum(held), len(held), statistics.mean(held), *widths
 
 
-def show(name, new, old):
-    print(f"{name:30} {figures(new)}   {figures(old)}")
-
-
 if __name__ == "__main__":
-    main()
+    run_gate(
+        __doc__,
+        "coverage_new.jsonl",
+        measure,
+        summary,
+        seeds=10,
+        objectives=("objective", (*GATED, "steps")),
+        names=("name", (*TABLES, *KINDS)),
+    )

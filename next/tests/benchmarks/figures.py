@@ -6,7 +6,11 @@ breaks. One of a sweep is an entry more in ``FIGURES``.
 """
 
 import math
+import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import coverage
 import further_values
@@ -15,6 +19,9 @@ import schedule_lengths
 import search
 from common import ROWS, read_rows
 from pandas import json_normalize as flat
+from pandas import read_csv
+
+from bstune.sweeps.command import command
 
 NEXT = Path(__file__).parents[2]
 # Picks that take at most so many times as long are as fast, as in race.py.
@@ -67,13 +74,6 @@ def covered(rows):
         yield name, *cells
 
 
-def lengths(rows):
-    """Each kind of problems with medians, new and old."""
-    for line in schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD)):
-        if "new/old  " in line:
-            yield line[:32].strip(), *line[32:].split()[1:7]
-
-
 def as_fast(rows):
     """In how many races bstune's pick is as fast as TPE's and the old one's, busy and quiet."""
     races = flat(rows)
@@ -91,7 +91,56 @@ def held(table, part, by):
     return holds.groupby(table[by]).agg(["sum", "count"]).itertuples()
 
 
+def swept(name, recorded, *settings):
+    """The table that a sweep makes of its recorded rows, which leave it nothing to measure."""
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        shutil.copy(NEXT / "sweeps/recorded" / recorded, f"{folder}/rows.jsonl")
+        command([name, f"output={folder}", *settings])
+        return read_csv(f"{folder}/table.csv")
+
+
+def pieces(rows):
+    """How many times as long as the fastest way others take: of products, then of gathering."""
+    return [swept("vectorization", "vectorization.jsonl")["times the fastest"]]
+
+
+def descents(*settings):
+    """Milliseconds to the loss by gradient descent, SGD, mini-batches of 100 and of 10."""
+    name = "minibatch_sgd_row_by_row" if settings else "minibatch_sgd"
+    return [1e3 * swept("minibatch_sgd", f"{name}.jsonl", *settings)["seconds to 0.25"]]
+
+
+def contrasts(rows):
+    """By how many percent more some batch sizes take an example than others."""
+    table = swept("powers_of_two", "powers_of_two.jsonl", "rounds=15")
+    percents = table[table.unit == "%"]
+    return percents[["batch_size", "against", "value", "low", "high"]].itertuples(index=False)
+
+
 FIGURES = {
+    "sweeps/README.md": [
+        (
+            "{0:.0f} times as fast as elements and {2:.0f} times as columns; blocks take "
+            "{3:.2f} times as long; strides {6:.1f} and random order {7:.1f} times",
+            "sweeps/recorded/vectorization.jsonl",
+            pieces,
+        ),
+        (
+            "gradient descent {:.2f} ms, B = 1 {:.0f}, 100 {:.2f}, 10 {:.1f}",
+            "sweeps/recorded/minibatch_sgd.jsonl",
+            lambda rows: descents(),
+        ),
+        (
+            "row by row {0:.1f} ms and B = 100 {2:.2f}",
+            "sweeps/recorded/minibatch_sgd_row_by_row.jsonl",
+            lambda rows: descents("row_by_row=true"),
+        ),
+        (
+            "{} against {} {:.1f}% ({:.1f} to {:.1f})",
+            "sweeps/recorded/powers_of_two.jsonl",
+            lambda rows: list(contrasts(rows))[1:6],
+        ),
+    ],
     "README.md": [
         (
             "{:.2f} times the best's time once trials have cost 10 times the best's own training, "
@@ -146,11 +195,15 @@ FIGURES = {
                 .itertuples()
             ),
         ),
-        ("| {} | {}, {}, {} | {}, {}, {} |", "schedule_lengths_new.jsonl", lengths),
+        (
+            "| {} | {}, {}, {} | {}, {}, {} |",
+            "schedule_lengths_new.jsonl",
+            lambda rows: [*schedule_lengths.summary(rows)][:-1],
+        ),
         (
             "{}",
             "schedule_lengths_new.jsonl",
-            lambda rows: [[*schedule_lengths.summary(rows, read_rows(schedule_lengths.OLD))][-1:]],
+            lambda rows: [*schedule_lengths.summary(rows)][-1:],
         ),
         (
             "speedups {} ({}), times of the best {} ({}), times of the baseline {} ({})",

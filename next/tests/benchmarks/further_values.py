@@ -16,33 +16,18 @@ at most 1.10 after 20 times. The kinds of laws:
 import math
 import statistics
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 import optuna
-from common import (
-    MULTIPLES,
-    Problem,
-    add_rows,
-    jobs_of,
-    parser,
-    path_of,
-    ratio_after,
-    read_rows,
-    trial_seed,
-)
+from common import run_gate, search_row
 from synthetic import draw_law, law_table
 
-from bstune.core.records import Spec
 from bstune.core.space import Tunable
+from bstune.sweeps.search_benchmark import Problem, by_bstune, by_optuna
 
 TUNABLES = (Tunable("momentum", 0.5, 0.98), Tunable("weight_decay", 1e-6, 1e-2))
 KINDS = ("parabolas", "coupled", "one-sided")
-SAMPLERS = ("bstune", "tpe")
-LIMIT = 1.10
-LIMIT_AT = 20.0
-# Steps at which TPE's trials report, so far apart in ratio: the pruner compares equal steps.
-REPORTS = 1.2
 
 
 @dataclass(frozen=True)
@@ -54,12 +39,14 @@ class FurtherValues(Problem):
         widths: coordinates from there at which log S has risen by 1/2.
         slope: octaves that the best rate rises by over the first value's range.
         is_one_sided: whether the second one costs nothing below its best.
+        costs_tau: whether steps cost tau(B), as in the rows of TPE, or what the table's cells do.
     """
 
     best_places: tuple[float, float] = (0.5, 0.5)
     widths: tuple[float, float] = (0.5, 0.5)
     slope: float = 0.0
     is_one_sided: bool = False
+    costs_tau: bool = False
 
     @cached_property
     def space(self):
@@ -76,10 +63,14 @@ class FurtherValues(Problem):
         law = self.table.law
         return replace(law, s_min=law.s_min * cost, lr=law.lr * moved)
 
-    def outcome(self, spec):
+    def step_cost(self, batch_size, seconds):
+        """What a step of so many seconds costs."""
+        return self.table.step_time(batch_size) if self.costs_tau else seconds
+
+    def outcome(self, asked, seed):
         """How a trial ends."""
-        table = replace(self.table, law=self.law_at(spec.values))
-        return table.outcome(spec.batch_size, spec.lr, spec.seed, self.table.target)
+        table = replace(self.table, law=self.law_at(asked.values))
+        return table.outcome(asked.batch_size, asked.lr, seed, self.target)
 
     def ratio_of(self, chosen):
         """How many times the best cell's time a configuration takes, without noise."""
@@ -90,7 +81,7 @@ class FurtherValues(Problem):
 
 
 @cache
-def problem_of(kind, seed):
+def problem_of(kind, seed, costs_tau):
     """The problem of a kind and a seed."""
     rng = np.random.default_rng([seed, 7])
     slope = 0.0
@@ -102,92 +93,28 @@ def problem_of(kind, seed):
         widths=tuple(rng.uniform(0.25, 0.75, 2)),
         slope=slope,
         is_one_sided=kind == "one-sided",
+        costs_tau=costs_tau,
     )
 
 
-def tpe_path(problem, seed):
-    """As :func:`common.path_of`, by Optuna's TPE: trials run to the target, pruned by medians."""
-    sampler = optuna.samplers.TPESampler(seed=seed)
-    study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.MedianPruner())
-    best = (math.inf, None)
-    path = []
-    spent = 0.0
-    number = 0
-    while True:
-        trial = study.ask()
-        spec = suggested(problem, trial, trial_seed(seed, number))
-        steps, has_reached = trained(problem, trial, spec)
-        cost = steps * problem.step_time(spec.batch_size)
-        spent += cost / problem.best[2]
-        if spent > MULTIPLES[-1]:
-            break
-        number += 1
-        if has_reached:
-            study.tell(trial, cost)
-            best = min(best, (cost, spec), key=lambda one: one[0])
-            path.append((spent, problem.ratio_of(best[1])))
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-    return {
-        "trials": number,
-        "first": path[0][0] if path else None,
-        "ratios": [ratio_after(path, multiple) for multiple in MULTIPLES],
-    }
-
-
-def suggested(problem, trial, seed):
-    """A trial's configuration; TPE searches the same coordinates as bstune."""
-    space = problem.space
-    size = trial.suggest_int("batch_size", space.low, space.high, log=True)
-    lr = trial.suggest_float("lr", space.lr_low, space.lr_high, log=True)
-    places = [trial.suggest_float(one.name, 0.0, 1.0) for one in space.tunables]
-    return Spec(
-        number=trial.number, place=f"search/{trial.number}", role="search", batch_size=size, lr=lr,
-        values=space.values_at(places), seed=seed,
-        max_steps=problem.question.budget.last_step(size),
-    )  # fmt: skip
-
-
-def trained(problem, trial, spec):
-    """Steps that a trial takes, and whether it reached the target."""
-    outcome = problem.outcome(spec)
-    last = min(outcome.end, spec.max_steps)
-    at = 10
-    for step, value in outcome.history:
-        if step > last:
-            break
-        while at <= step:
-            trial.report(value, at)
-            if trial.should_prune():
-                return at, False
-            at = max(at + 1, round(at * REPORTS))
-    return last, outcome.steps is not None and outcome.steps <= last
+# TPE's trials run to the target, or are pruned by medians.
+SEARCHES = {
+    "bstune": by_bstune,
+    "tpe": partial(by_optuna, sampler=optuna.samplers.TPESampler, patience=math.inf),
+}
 
 
 def measure(kind, sampler, seed):
     """One search."""
-    problem = problem_of(kind, seed)
-    return path_of(problem, seed) if sampler == "bstune" else tpe_path(problem, seed)
-
-
-def main():
-    options = parser(__doc__, "further_values.jsonl", seeds=10)
-    options.add_argument("--kinds", nargs="+", default=KINDS)
-    options.add_argument("--samplers", nargs="+", default=SAMPLERS)
-    given = options.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    seeds = range(given.seeds)
-    add_rows(given, jobs_of(seed=seeds, kind=given.kinds, sampler=given.samplers), measure)
-    for line in summary(read_rows(given.rows)):
-        print(*line, sep="   ")
-    print(f"bstune's medians are to be at most {LIMIT:.2f} after {LIMIT_AT:g} times")
+    return search_row(problem_of(kind, seed, sampler == "tpe"), seed, SEARCHES[sampler])
 
 
 def summary(rows):
     """Each kind of law, with median/90th percentile after ``MULTIPLES`` of each sampler."""
     for kind in KINDS:
         told = []
-        for sampler in SAMPLERS:
+        for sampler in SEARCHES:
             own = [
                 row["ratios"] for row in rows if (row["kind"], row["sampler"]) == (kind, sampler)
             ]
@@ -201,4 +128,12 @@ def summary(rows):
 
 
 if __name__ == "__main__":
-    main()
+    run_gate(
+        __doc__,
+        "further_values.jsonl",
+        measure,
+        summary,
+        seeds=10,
+        kinds=("kind", KINDS),
+        samplers=("sampler", (*SEARCHES,)),
+    )

@@ -1,30 +1,29 @@
 """Gate *kills*: SIGKILL at any moment loses no finished trial and doubles none.
 
-    python kills.py KILLS --rows rows/kills.jsonl [--workers 3] [--seed 0] [WORKLOAD ...]
+    python tests/benchmarks/kills.py [--kills 15] [--workloads replay digits] [--workers 1]
 
-starts a study, kills the process group of one of its processes after a random time, and starts that
-again, as often as asked; then it runs to its end. With ``--workers N`` N processes share the study
-on a PostgreSQL server of its own: the command, and N - 1 times ``bstune worker``. After each kill
-every record that was stored before is still there, and at the end each place of the plan has one
-record, and nothing runs.
+A row starts a study, kills the process group of one of its processes after a random time, and
+starts that again, as often as asked; then it runs to its end. With ``--workers N`` N processes
+share the study on a PostgreSQL server of its own: the command, and N - 1 times ``bstune worker``.
+After each kill every record that was stored before is still there, and at the end each place of the
+plan has one record, and nothing runs.
 """
 
-import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import optuna
+from common import run_gate
 
-import bstune
 from bstune.core.records import Record
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -83,8 +82,24 @@ def came_late(trial):
     return trial.state == optuna.trial.TrialState.FAIL and status not in UNFIT
 
 
-def run(workload, kills, workers, seed, folder, url):
+def measure(workload, workers, kills, seed):
     """One study that is killed so many times; what came of it."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # The server has a user of its own.
+        folder.chmod(0o755)
+        url = f"sqlite:///{folder}/bstune.db"
+        if workers > 1:
+            (folder / "postgres").mkdir()
+            server = Postgres(folder / "postgres")
+            stack.callback(server.stop)
+            url = server.new_url()
+        return killed(workload, workers, kills, seed, folder, url)
+
+
+def killed(workload, workers, kills, seed, folder, url):
+    """The same in a folder, with a database."""
     rng = random.Random(seed)
     seen, lost = {}, 0
     tune = [*COMMANDS[workload], f"seed={seed}", "mlflow.uri=null", f"storage={url}"]
@@ -111,12 +126,7 @@ def run(workload, kills, workers, seed, folder, url):
     places = Counter(record.place for number, record in records.items() if number not in failed)
     searched = sorted(int(p.split("/")[1]) for p in places if p.startswith("search/"))
     return {
-        "workload": workload,
-        "bstune": [bstune.__file__, bstune.__version__],
         "storage": url.partition(":")[0],
-        "workers": workers,
-        "seed": seed,
-        "kills": kills,
         "records_at_last_kill": len(seen),
         "trials": len(study.trials),
         "records": len(records),
@@ -130,33 +140,14 @@ def run(workload, kills, workers, seed, folder, url):
     }
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kills", type=int)
-    parser.add_argument("workloads", nargs="*", default=["replay", "digits"])
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    for workload in given.workloads:
-        folder = Path(tempfile.mkdtemp())
-        # The server has a user of its own.
-        folder.chmod(0o755)
-        server, url = None, f"sqlite:///{folder}/bstune.db"
-        if given.workers > 1:
-            (folder / "postgres").mkdir()
-            server = Postgres(folder / "postgres")
-            url = server.new_url()
-        row = run(workload, given.kills, given.workers, given.seed, folder, url)
-        if server is not None:
-            server.stop()
-        shutil.rmtree(folder)
-        given.rows.parent.mkdir(parents=True, exist_ok=True)
-        with given.rows.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(row, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_gate(
+        __doc__,
+        "kills.jsonl",
+        measure,
+        lambda rows: rows,
+        seeds=1,
+        workloads=("workload", (*COMMANDS,)),
+        workers=("workers", (1,)),
+        kills=("kills", (15,)),
+    )

@@ -13,21 +13,23 @@ and synthetic grids of language-model shape. ``HELD_OUT`` took no part in any ch
 
 import math
 import statistics
-from functools import cache, cached_property
-from typing import Any
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from operator import itemgetter
 
 import numpy as np
 import optuna
-from common import TABLES, add_rows, jobs_of, parser, read_rows
+from common import TABLES, run_gate
 
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Space
-from bstune.search.decide import propose
+from bstune.search.decide import Proposal, propose
 from bstune.search.findings import predictions
 from bstune.search.posterior import sample_posterior
+from bstune.sweeps.search_benchmark import axis_of, lr_at
 from bstune.trial.recorded_run import around
-from bstune.trial.table import find_table
+from bstune.trial.table import Table, find_table
 
 HELD_OUT = ("mnist_cnn", "shakespeare_lstm", *(f"language {number}" for number in range(5)))
 LANGUAGES = tuple(f"language {number}" for number in range(9))
@@ -43,100 +45,89 @@ STEPS_A_STEP = 1000.0
 NEAR_BEST = 0.10
 
 
-def shares_evaluated():
-    count = int(math.log(1.0 / FIRST_EVALUATION) / math.log(CADENCE))
-    return CADENCE ** -np.arange(count, -1, -1.0)
+SHARES = CADENCE ** -np.arange(int(-math.log(FIRST_EVALUATION) / math.log(CADENCE)), -1, -1.0)
 
 
-SHARES = shares_evaluated()
-
-
-class Recorded:
+class Recorded(Table):
     """A shipped table with a budget of seconds."""
 
-    def __init__(self, name):
-        self.table = find_table(name)
-        self.sizes = self.table.range
-        self.lrs = self.table.lrs[0], self.table.lrs[-1]
-        self.seconds = math.inf
-        for (size, _), runs in self.table.cells.items():
-            steps = [run.steps_to(self.table.target) or math.inf for run in runs]
-            self.seconds = min(self.seconds, statistics.median(steps) * self._tau(size))
-        self.curves = {}
-        for cell, runs in self.table.cells.items():
-            self.curves[cell] = [self._on_shares(run) for run in runs]
-        self.seeds = max(len(runs) for runs in self.curves.values())
-        self.worst = max(max(run.metric, default=0.0) for run in self.table.runs)
-        self.metric = self.table.target.metric
+    @cached_property
+    def seconds(self):
+        """In which the fastest cell meets the target."""
+        times = []
+        for (size, _), runs in self.cells.items():
+            steps = [run.steps_to(self.target) or math.inf for run in runs]
+            times.append(statistics.median(steps) * super().step_time(size))
+        return min(times)
 
-    def _tau(self, size):
-        return self.table.step_time(size)
+    @property
+    def worst(self):
+        return max(max(run.metric, default=0.0) for run in self.runs)
 
     def step_time(self, size):
-        return self._tau(size) / STEPS_A_STEP
+        return super().step_time(size) / STEPS_A_STEP
 
-    def _on_shares(self, run):
+    @cached_property
+    def curves(self):
+        """The metric at each of ``SHARES`` by batch size, rate and seed; infinite: it diverged."""
         times = SHARES * self.seconds
-        recorded = np.array(run.steps) * self._tau(run.batch_size)
-        last = np.searchsorted(recorded, times * (1.0 + 1e-9), side="right") - 1
-        values = np.array([*run.metric, math.nan])[np.maximum(last, 0)]
-        values[last < 0] = math.nan
-        if run.diverged:
-            values[times > 1.001 * (recorded[-1] if recorded.size else 0.0)] = math.inf
-        return values
+        curves = {}
+        for run in self.runs:
+            recorded = np.array(run.steps) * super().step_time(run.batch_size)
+            last = np.searchsorted(recorded, times * (1.0 + 1e-9), side="right") - 1
+            values = np.array([*run.metric, math.nan])[np.maximum(last, 0)]
+            values[last < 0] = math.nan
+            if run.diverged:
+                values[times > 1.001 * (recorded[-1] if recorded.size else 0.0)] = math.inf
+            curves[run.batch_size, run.lr, run.seed] = values
+        return curves
 
     def curve(self, size, lr, seed):
         return self._between(size, lr, float(np.random.default_rng(seed).random()))
 
     def _between(self, size, lr, share):
         corners = []
-        for one, size_weight in around(self.table.batch_sizes, size):
-            for rate, lr_weight in around(self.table.lrs, lr):
-                runs = self.curves[self._nearest(one, rate)]
-                corners.append(
-                    (runs[min(int(share * len(runs)), len(runs) - 1)], size_weight * lr_weight)
-                )
+        for one, size_weight in around(self.batch_sizes, size):
+            for rate, lr_weight in around(self.lrs, lr):
+                run = self._run_of_cell(one, rate, share)
+                values = self.curves[run.batch_size, run.lr, run.seed]
+                corners.append((values, size_weight * lr_weight))
         if any(np.isinf(values).any() or np.isnan(values[-1]) for values, _ in corners):
-            return max(corners, key=lambda corner: corner[1])[0]
+            return max(corners, key=itemgetter(1))[0]
         return np.exp(sum(weight * np.log(values) for values, weight in corners))
 
-    def _nearest(self, size, rate):
-        def distance(cell):
-            return math.log(cell[0] / size) ** 2 + math.log(cell[1] / rate) ** 2
-
-        return min(self.curves, key=distance)
-
     def truth(self, size, lr):
+        seeds = max(map(len, self.cells.values()))
         least = []
-        for seed in range(self.seeds):
-            values = self._between(size, lr, (seed + 0.5) / self.seeds)
-            finite = values[np.isfinite(values)]
-            least.append(float(finite.min()) if finite.size else math.nan)
+        for seed in range(seeds):
+            values = self._between(size, lr, (seed + 0.5) / seeds)
+            least.append(min(values[np.isfinite(values)], default=math.nan))
         return float(np.mean(least))
 
     @cached_property
     def best(self):
-        return float(np.nanmin([self.truth(*cell) for cell in self.curves]))
+        return float(np.nanmin([self.truth(*cell) for cell in self.cells]))
 
     @cached_property
     def deviation(self):
         """Of log metric over seeds, near the best cell."""
         squares, freedom = 0.0, 0
-        for cell, runs in self.curves.items():
-            ends = np.array([np.nanmin(values) for values in runs if np.isfinite(values[-1])])
-            if self.truth(*cell) < (1.0 + NEAR_BEST) * self.best and ends.size > 1:
-                squares += float(((np.log(ends) - np.log(ends).mean()) ** 2).sum())
-                freedom += ends.size - 1
+        for cell, runs in self.cells.items():
+            values = [self.curves[*cell, run.seed] for run in runs]
+            logs = np.log([np.nanmin(one) for one in values if np.isfinite(one[-1])])
+            if self.truth(*cell) < (1.0 + NEAR_BEST) * self.best and logs.size > 1:
+                squares += float(((logs - logs.mean()) ** 2).sum())
+                freedom += logs.size - 1
         return math.sqrt(squares / freedom)
 
 
 class Language:
     """L + A n^-a of the examples n, which distances from the best batch size and rate divide."""
 
-    sizes = (8, 4096)
+    range = (8, 4096)
     lrs = (2.0**-13, 2.0**-3)
     worst = 11.0
-    metric = "val/loss"
+    target = Target("val/loss", None, "min")
     deviation = 0.001
 
     def __init__(self, number):
@@ -180,145 +171,114 @@ class Language:
 
     @cached_property
     def best(self):
-        return float(self.floor + self.scale * (1.0 + self.examples) ** -self.power)
+        return self.truth(2.0**self.best_x, 2.0**self.best_z)
 
 
 @cache
 def problem_of(name):
     if name in TABLES:
-        return Recorded(name)
+        table = find_table(name)
+        return Recorded(table.runs, table.target)
     return Language(int(name.split()[1]))
 
 
-class BstuneSearch:
-    def __init__(self, problem, seed):
-        self.problem, self.seed = problem, seed
-        low, high = problem.sizes
-        middle = math.sqrt(low * high), math.sqrt(problem.lrs[0] * problem.lrs[1])
-        self.space = Space(low, high, *problem.lrs, "sqrt", middle)
-        target = Target(problem.metric, None, "min")
-        budget = Budget(steps=1, seconds=problem.seconds)
-        self.question = Question(target, budget, "metric", budget_step_time=problem.step_time)
-        self.records = []
+def space_of(problem):
+    """All sizes and rates, and the square-root rule through the middle of both."""
+    rates = problem.lrs[0], problem.lrs[-1]
+    return Space.around(problem.range, rates, "sqrt", None, multiple=1)
 
-    def recommended(self):
-        if not self.records:
-            return None
-        posterior = sample_posterior(self.question, self.space, self.records, seed=self.seed)
-        ranked = predictions(posterior, self.question, self.problem.step_time)
-        if not ranked:
-            return None
-        record = min(ranked, key=lambda one: one.log_value).record
-        return record.batch_size, record.lr
 
-    def costs(self):
-        problem = self.problem
-        while True:
-            number = len(self.records)
-            proposal = propose(
-                self.question, self.space, problem.step_time, self.records, self.seed
+def by_bstune(problem, seed):
+    """The search of a study: the cost of each trial, and what gives the choice before it."""
+    space = space_of(problem)
+    target = replace(problem.target, goal=None)
+    budget = Budget(steps=1, seconds=problem.seconds)
+    question = Question(target, budget, "metric", budget_step_time=problem.step_time)
+    records = []
+
+    def choice():
+        posterior = sample_posterior(question, space, records, seed=seed)
+        ranked = predictions(posterior, question, problem.step_time)
+        best = min(ranked, key=lambda one: one.log_value, default=None)
+        return best and (best.record.batch_size, best.record.lr)
+
+    while True:
+        number = len(records)
+        size, lr = space.snap(2**space.middle), space.anchor[1]
+        proposal = Proposal(batch_size=size, lr=lr, max_steps=question.last_step(size))
+        if records:
+            proposal = propose(question, space, problem.step_time, records, seed)
+        parent = None if proposal.resumed_from is None else records[proposal.resumed_from]
+        run_seed = parent.seed if parent else 1000 * seed + number
+        last_step = question.last_step(proposal.batch_size)
+        status, steps = "pruned", proposal.max_steps
+        history = {}
+        values = problem.curve(proposal.batch_size, proposal.lr, run_seed)
+        for share, value in zip(SHARES, values, strict=True):
+            step = max(1, min(round(share * last_step), last_step))
+            if step > proposal.max_steps:
+                break
+            if math.isinf(value):
+                status, steps = "diverged", step
+                break
+            if not math.isnan(value):
+                history.setdefault(step, float(value))
+        if status == "pruned" and steps >= last_step:
+            status = "finished" if history else "diverged"
+        trained = steps - (parent.steps if parent else 0)
+        yield trained / last_step, choice
+        records.append(
+            Record(
+                number=number, place=f"search/{number}", role="search", seed=run_seed,
+                **proposal.model_dump(), status=status, steps=steps, history=tuple(history.items()),
+                train_seconds=trained * problem.step_time(proposal.batch_size),
             )
-            if number == 0:
-                size, lr = self.space.snap(2**self.space.middle), self.space.anchor[1]
-                last = self.question.last_step(size)
-                proposal = proposal.model_copy(
-                    update={"batch_size": size, "lr": lr, "max_steps": last, "resumed_from": None}
-                )
-            parent = None if proposal.resumed_from is None else self.records[proposal.resumed_from]
-            run_seed = parent.seed if parent else 1000 * self.seed + number
-            values = problem.curve(proposal.batch_size, proposal.lr, run_seed)
-            last_step = self.question.last_step(proposal.batch_size)
-            history = []
-            status, steps = "pruned", proposal.max_steps
-            for share, value in zip(SHARES, values, strict=True):
-                step = max(1, min(round(share * last_step), last_step))
-                if step > proposal.max_steps:
-                    break
-                if math.isinf(value):
-                    status, steps = "diverged", step
-                    break
-                if not math.isnan(value) and (not history or step > history[-1][0]):
-                    history.append((step, float(value)))
-            if status == "pruned" and steps >= last_step:
-                status = "finished" if history else "diverged"
-            before = parent.steps if parent else 0
-            yield (steps - before) / last_step
-            self.records.append(
-                Record(
-                    number=number, place=f"search/{number}", role="search", seed=run_seed,
-                    **proposal.model_dump(), status=status, steps=steps, history=tuple(history),
-                    train_seconds=(steps - before) * problem.step_time(proposal.batch_size),
-                )
-            )  # fmt: skip
+        )  # fmt: skip
 
 
-class OptunaSearch:
-    def __init__(self, problem, seed, name):
-        self.problem, self.seed = problem, seed
-        sampler: Any = optuna.samplers.TPESampler(seed=seed)
-        if name == "GP":
-            sampler = optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)
-        self.study = optuna.create_study(sampler=sampler)
-        low, high = problem.sizes
-        self.study.enqueue_trial({"batch_size": round(math.sqrt(low * high)), "delta": 0.0})
-        self.best = math.inf, None
+def by_optuna(problem, seed, sampler):
+    """The same of a sampler of Optuna's, whose choice is its best trial."""
+    space = space_of(problem)
+    study = optuna.create_study(sampler=sampler(seed=seed))
+    name, low, high, _ = axis_of(space, on_rule=True)
+    study.enqueue_trial({"batch_size": round(2**space.middle), name: 0.0})
+    found = [(math.inf, None)]
 
-    def recommended(self):
-        return self.best[1]
+    def choice():
+        return min(found, key=itemgetter(0))[1]
 
-    def costs(self):
-        problem = self.problem
-        low, high = problem.sizes
-        half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
-        while True:
-            trial = self.study.ask()
-            size = trial.suggest_int("batch_size", low, high, log=True)
-            rule = math.sqrt(problem.lrs[0] * problem.lrs[1]) * math.sqrt(
-                size / math.sqrt(low * high)
-            )
-            lr = rule * 2.0 ** trial.suggest_float("delta", -half, half)
-            lr = min(max(lr, problem.lrs[0]), problem.lrs[1])
-            values = problem.curve(size, lr, 1000 * self.seed + trial.number)
-            broken = np.flatnonzero(np.isinf(values))
-            finite = values[np.isfinite(values)]
-            cost = float(SHARES[broken[0]]) if broken.size else 1.0
-            value = math.inf if broken.size or not finite.size else float(finite.min())
-            yield cost
-            if value < self.best[0]:
-                self.best = value, (size, lr)
-            self.study.tell(trial, math.log(min(value, problem.worst)))
+    while True:
+        trial = study.ask()
+        size = trial.suggest_int("batch_size", *problem.range, log=True)
+        lr = lr_at(space, size, trial.suggest_float(name, low, high), on_rule=True)
+        values = problem.curve(size, lr, 1000 * seed + trial.number)
+        broken = np.flatnonzero(np.isinf(values))
+        yield (float(SHARES[broken[0]]) if broken.size else 1.0), choice
+        value = math.inf if broken.size else float(np.nanmin([*values, math.inf]))
+        found.append((value, (size, lr)))
+        study.tell(trial, math.log(min(value, problem.worst)))
+
+
+SEARCHES = {
+    "bstune": by_bstune,
+    "TPE": partial(by_optuna, sampler=optuna.samplers.TPESampler),
+    "GP": partial(by_optuna, sampler=optuna.samplers.GPSampler),
+}
 
 
 def measure(problem, seed, search):
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     one = problem_of(problem)
-    run = BstuneSearch(one, seed) if search == "bstune" else OptunaSearch(one, seed, search)
-    spent, count, truths = 0.0, 0, []
-
-    def truth():
-        pair = run.recommended()
-        return math.nan if pair is None else one.truth(*pair)
-
-    for cost in run.costs():
-        while len(truths) < len(SPENDINGS) and spent + cost > SPENDINGS[len(truths)] + 1e-6:
-            truths.append(truth())
-        if len(truths) == len(SPENDINGS) or count == MOST_TRIALS:
-            break
+    spent, deviations = 0.0, []
+    for count, (cost, choice) in enumerate(SEARCHES[search](one, seed)):
+        while len(deviations) < len(SPENDINGS) and spent + cost > SPENDINGS[len(deviations)] + 1e-6:
+            chosen = choice()
+            truth = one.truth(*chosen) if chosen else math.nan
+            deviations.append(round(math.log(truth / one.best) / one.deviation, 3))
+        if len(deviations) == len(SPENDINGS) or count == MOST_TRIALS:
+            return {"trials": count, "of_deviation": deviations}
         spent += cost
-        count += 1
-    of_deviation = [round(math.log(value / one.best) / one.deviation, 3) for value in truths]
-    return {"trials": count, "of_deviation": of_deviation}
-
-
-def main():
-    options = parser(__doc__, "metric.jsonl", seeds=20)
-    options.add_argument("--problems", nargs="*", default=PROBLEMS)
-    options.add_argument("--searches", nargs="*", default=["bstune", "TPE", "GP"])
-    given = options.parse_args()
-    jobs = jobs_of(seed=range(given.seeds), problem=given.problems, search=given.searches)
-    add_rows(given, jobs, measure)
-    for line in summary(read_rows(given.rows)):
-        print(*line, sep="   ")
+    raise AssertionError
 
 
 def summary(rows):
@@ -336,4 +296,12 @@ def summary(rows):
 
 
 if __name__ == "__main__":
-    main()
+    run_gate(
+        __doc__,
+        "metric.jsonl",
+        measure,
+        summary,
+        seeds=20,
+        problems=("problem", PROBLEMS),
+        searches=("search", (*SEARCHES,)),
+    )

@@ -11,7 +11,6 @@ one of ten studies MLflow.
 """
 
 import html
-import json
 import math
 import re
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from common import add_rows, jobs_of, parser, read_rows
+from common import run_gate
 from synthetic import KINDS, draw_law, law_table
 
 import bstune
@@ -54,6 +53,7 @@ MOST_NUMBERS = 30
 COMMANDS = ("Train", "Next")
 # The share of a step count that is drawn or printed with three digits.
 ROUNDED = 0.01
+ROUNDING = 1e-9
 # A median of a few new seeds lies off the curve's 90% band by so much at most.
 OFF_THE_BAND = 1.5
 EVERY_MLFLOW = 10
@@ -102,50 +102,31 @@ def run(drawn, seed, folder):
 def arguments(drawn, seed, folder):
     """The command line of a study."""
     table = drawn["table"]
+    given = {name: drawn[name] for name in ("objective", "trials", "seeds", "sampler")}
     if table in KINDS:
         law = draw_law(table, seed)
-        runs = law_table(law).runs
-        table = str(folder / "law.jsonl")
-        Path(table).write_text("".join(json.dumps(of_run(run)) + "\n" for run in runs))
-        goal, metric, poor = 0.1, "error", float(law.best_lr(256) / 16)
-        lr = law.best_lr(256) / 2
-        given = [f"target={metric} <= {goal}", "batch_size.low=8", "batch_size.high=4096"]
-        given += ["baseline.batch_size=256", f"baseline.lr={lr:.4g}"]
+        lines = [run.model_dump_json(exclude_none=True) for run in law_table(law).runs]
+        table = folder / "law.jsonl"
+        table.write_text("\n".join(lines))
+        goal, metric, poor = 0.1, "error", law.best_lr(256) / 16
+        given |= {"batch_size.low": 8, "batch_size.high": 4096, "baseline.batch_size": 256}
+        given |= {"target": f"{metric} <= {goal}", "baseline.lr": f"{law.best_lr(256) / 2:.4g}"}
     else:
         shipped = find_table(table)
-        goal, metric, poor = shipped.target.goal, shipped.target.metric, float(shipped.lrs[0])
-        given = []
+        goal, metric, poor = shipped.target.goal, shipped.target.metric, shipped.lrs[0]
     if drawn["objective"] == "metric":
-        given = [one for one in given if not one.startswith("target=")]
-        given += [f"target=min {metric}", "budget.steps=300"]
+        given |= {"target": f"min {metric}", "budget.steps": 300}
     elif drawn["target"] != "table":
         factor = 1.3 if drawn["target"] == "easier" else 0.01
-        given = [one for one in given if not one.startswith("target=")]
-        given += [f"target={metric} <= {goal * factor:.3g}"]
+        given["target"] = f"{metric} <= {goal * factor:.3g}"
     if drawn["baseline"] == "good":
-        batch_size, lr = GOOD[drawn["table"]]
-        given += [f"baseline.batch_size={batch_size}", f"baseline.lr={lr}"]
+        given["baseline.batch_size"], given["baseline.lr"] = GOOD[drawn["table"]]
     if drawn["baseline"] == "poor":
-        given += [f"baseline.lr={poor!r}"]
-    uri = f"sqlite:///{folder}/mlflow.db" if seed % EVERY_MLFLOW == 0 else "null"
-    return [
-        "+workload=replay",
-        f"table={table}",
-        *given,
-        f"objective={drawn['objective']}",
-        f"trials={drawn['trials']}",
-        f"seeds={drawn['seeds']}",
-        f"sampler={drawn['sampler']}",
-        f"seed={seed}",
-        f"storage=sqlite:///{folder}/study.db",
-        f"output={folder}/out",
-        f"mlflow.uri={uri}",
-    ]
-
-
-def of_run(run):
-    """A recorded run as a line of a table's file."""
-    return json.loads(run.model_dump_json(exclude_none=True))
+        given["baseline.lr"] = float(poor)
+    given |= {"table": table, "seed": seed, "output": folder / "out"}
+    given["storage"] = f"sqlite:///{folder}/study.db"
+    given["mlflow.uri"] = "null" if seed % EVERY_MLFLOW else f"sqlite:///{folder}/mlflow.db"
+    return ["+workload=replay", *(f"{name}={value}" for name, value in given.items())]
 
 
 def wrong(result, folder):
@@ -169,25 +150,23 @@ def of_verdict(result, rows, records, folder):
     if line.lower() != result.verdict:
         yield f"line 1 says {line}, the result {result.verdict}"
     gain = result.improvement if result.seeks_metric else result.speedup
-    none = 0.0 if result.seeks_metric else 1.0
-    small = 1.25
-    if result.seeks_metric and gain is not None:
-        small = 0.5 * gain.deviation
+    none, small = 1.0, 1.25
+    low = high = None
     if gain is not None:
-        if gain.low is not None and gain.low > gain.value * (1 + 1e-9) + (gain.value < 0) * 1e9:
-            yield f"the interval {gain.low} to {gain.high} leaves out {gain.value}"
-        if gain.high is not None and gain.high < gain.value - 1e-9:
-            yield f"the interval {gain.low} to {gain.high} leaves out {gain.value}"
-    is_switch = gain is not None and gain.low is not None and gain.low > none
+        low, high = gain.low, gain.high
+        ends = (-math.inf if low is None else low, math.inf if high is None else high)
+        if not ends[0] - ROUNDING <= gain.value <= ends[1] + ROUNDING:
+            yield f"the interval {low} to {high} leaves out {gain.value}"
+        if result.seeks_metric:
+            none, small = 0.0, 0.5 * gain.deviation
+    is_switch = low is not None and low > none
     # Where nothing is better at all, no deviation is needed to say so.
-    is_keep = (
-        gain is not None and gain.high is not None and (gain.high < small or gain.high <= none)
-    )
+    is_keep = high is not None and (high < small or high <= none)
     if (result.verdict == "switch") != is_switch and result.reached:
         yield f"{result.verdict} with {gain}"
     if result.verdict == "keep" and not is_keep:
         yield f"keep with {gain}"
-    if (result.verdict == "use") and result.baseline is not None:
+    if result.verdict == "use" and result.baseline is not None:
         yield "use beside a baseline"
     if result.verdict == "not yet" and is_keep and not is_switch:
         yield f"not yet with {gain}"
@@ -253,20 +232,15 @@ def of_counts(result, rows, records, folder):
 
 def of_curve(result, rows, records, folder):
     """No mark lies far below the curve's band, nor the best above it."""
-    if not result.curve:
+    if not result.curve or result.seeks_metric:
         return
     sizes = np.log([point.batch_size for point in result.curve])
     for name, runs in (("best", result.best), ("baseline", result.baseline)):
         if runs is None or not runs.runs or runs.is_bound or runs.train_steps is not None:
             continue
-        if result.seeks_metric:
-            continue
+        ends = [(point.steps_low, point.steps_high) for point in result.curve]
         low, high = (
-            math.exp(np.interp(math.log(runs.batch_size), sizes, np.log(ends)))
-            for ends in (
-                [point.steps_low for point in result.curve],
-                [point.steps_high for point in result.curve],
-            )
+            math.exp(np.interp(math.log(runs.batch_size), sizes, logs)) for logs in np.log(ends).T
         )
         if runs.steps < low / OFF_THE_BAND:
             yield f"{name} takes {runs.steps} steps, below the band {low:.0f} to {high:.0f}"
@@ -345,27 +319,12 @@ def of_mlflow(result, folder):
 
 
 def summary(rows):
-    """Studies by question, and what contradicts."""
-    lines = []
-    for objective in OBJECTIVES:
-        ours = [row for row in rows if row["objective"] == objective]
-        verdicts = sorted({str(row.get("verdict")) for row in ours})
-        failed = [row for row in ours if row["status"]]
-        found = [(row["seed"], row["wrong"]) for row in ours if row.get("wrong")]
-        lines.append(
-            f"{objective:<8}{len(ours):>4} studies, {len(failed)} refused, {len(found)} with a "
-            f"contradiction; {', '.join(verdicts)}"
-        )
-        lines += [f"  {seed}: {line}" for seed, texts in found for line in texts]
-        lines += [f"  {row['seed']}: {row['told']}" for row in failed]
-    return lines
-
-
-def main():
-    given = parser(__doc__, "one_answer.jsonl", seeds=212).parse_args()
-    add_rows(given, jobs_of(seed=range(given.seeds)), measure)
-    print("\n".join(summary(read_rows(given.rows))))
+    """What contradicts, and what is refused, by seed; then how many studies there are."""
+    for row in rows:
+        for line in row.get("wrong", [row.get("told")]):
+            yield f"{row['objective']}, seed {row['seed']}: {line}"
+    yield f"{len(rows)} studies"
 
 
 if __name__ == "__main__":
-    main()
+    run_gate(__doc__, "one_answer.jsonl", measure, summary, seeds=212)

@@ -1,29 +1,26 @@
-"""Six projects as strangers write them, and plain Trainer runs of them; without bstune.
+"""Six projects as strangers write them, and plain Trainer runs of them.
 
 ``PROJECT_DATA`` is a folder with ``fashion-mnist/`` (the two training files, gzipped IDX),
 ``tinyshakespeare.txt`` and ``airfoil_self_noise.dat``, as published; the others need no files.
 """
 
+import math
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import (
-    Callback,
-    LightningDataModule,
-    LightningModule,
-    Trainer,
-    seed_everything,
-)
+from lightning.pytorch import Callback, Trainer, seed_everything
 from torch.utils.data import DataLoader
+
+from bstune.core.evaluation_schedule import next_evaluation
+from bstune.core.records import Target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "projects"))
 
@@ -106,30 +103,12 @@ PROJECTS = {
 }  # fmt: skip
 
 
-class UntilTarget(Callback):
-    """Ends a fit at the first evaluation that meets the target; ``step`` is its step, or None."""
-
-    def __init__(self, target):
-        self.metric, sign, goal = target.split()
-        self.goal = float(goal)
-        self.is_least = sign == "<="
-        self.step = None
-
-    def reached(self, trainer):
-        value = float(trainer.callback_metrics[self.metric])
-        return value <= self.goal if self.is_least else value >= self.goal
-
-    def on_validation_end(self, trainer, module):
-        if self.reached(trainer):
-            self.step = trainer.global_step
-            trainer.should_stop = True
-
-
-def plain_trainer(**arguments):
-    """A Trainer that prints and writes nothing."""
+def plain_trainer(project, steps, every, callback):
+    """A project's Trainer, evaluated so often, that prints and writes nothing."""
     return Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, **arguments,
+        enable_model_summary=False, num_sanity_val_steps=0, max_steps=steps, callbacks=[callback],
+        val_check_interval=every, check_val_every_n_epoch=None, **project.trainer,
     )  # fmt: skip
 
 
@@ -151,23 +130,65 @@ def rebatched(data, batch_size):
     return data
 
 
-Build = Callable[[], tuple[LightningModule, LightningDataModule]]
+class UntilTarget(Callback):
+    """Ends a plain fit once an evaluation of bstune's schedule has met the target.
+
+    The fit is evaluated more often than that. Where the metric dips under the target and rises
+    again, the two readings differ.
+
+    Args:
+        schedule: what tells bstune's next evaluation, of the history so far.
+        target: to reach.
+        every: steps between two evaluations of the fit.
+
+    Attributes:
+        steps: to the target as bstune would have recorded them; infinite where it is missed.
+        first_steps: to the target by all evaluations.
+    """
+
+    def __init__(self, schedule, target, every):
+        self.schedule, self.target, self.every = schedule, target, every
+        self.history = []
+        self.steps = self.first_steps = math.inf
+
+    def on_validation_end(self, trainer, module):
+        step = trainer.global_step
+        value = float(trainer.callback_metrics[self.target.metric])
+        reached = self.target.reached(value)
+        if reached:
+            # The target was reached at one of the steps since the last evaluation.
+            self.first_steps = min(self.first_steps, step - (self.every - 1) / 2)
+        if step < self.schedule(self.history):
+            return
+        missed = max([0, *(earlier for earlier, _ in self.history)])
+        self.history.append((step, value))
+        if reached:
+            self.steps = max((missed + 1 + step) / 2, 1.0)
+            trainer.should_stop = True
 
 
-def steps_to_target(build, target, most, seed, evaluate_every, **arguments):
-    """Steps of a plain run to the target; None where it does not reach it.
+def plain_run(project, pair, seed, every, first=None):
+    """Train a batch size and rate for at most the project's budget.
 
-    It was reached at one of the steps since the evaluation before: the middle counts.
+    It is evaluated each ``every`` steps, and read as bstune would that evaluates by ``first``.
     """
     seed_everything(seed, verbose=False)
-    module, data = build()
-    until = UntilTarget(target)
-    evaluated = {"val_check_interval": evaluate_every, "check_val_every_n_epoch": None}
-    plain_trainer(max_steps=most, callbacks=[until], **evaluated, **arguments).fit(module, data)
-    return None if until.step is None else until.step - (evaluate_every - 1) / 2
+    module, data = project.build(*pair)
+    data.setup("fit")
+    target = Target.parse(project.target)
+    of_schedule = {
+        "target": target,
+        "batch_size": pair[0],
+        "examples": len(data.val_dataloader().dataset),
+        "first": first,
+    }
+    until = UntilTarget(partial(next_evaluation, **of_schedule), target, every)
+    trainer = plain_trainer(project, project.last_step(pair[0]), every, until)
+    trainer.fit(module, datamodule=data)
+    return until
 
 
-def step_seconds(build, now=time.perf_counter, **arguments):
+def step_seconds(project, pair, now=time.perf_counter):
     """Seconds of a step of a plain fit without evaluations: the median over blocks."""
     times = []
 
@@ -177,21 +198,7 @@ def step_seconds(build, now=time.perf_counter, **arguments):
                 times.append(now())
 
     seed_everything(0, verbose=False)
-    module, data = build()
-    never = {"val_check_interval": 10**9, "check_val_every_n_epoch": None}
-    steps = BLOCK + TIMED_STEPS
-    plain_trainer(max_steps=steps, callbacks=[Stamp()], **never, **arguments).fit(module, data)
+    module, data = project.build(*pair)
+    steps, never = BLOCK + TIMED_STEPS, 10**9
+    plain_trainer(project, steps, never, Stamp()).fit(module, data)
     return statistics.median(later - earlier for earlier, later in pairwise(times)) / BLOCK
-
-
-@contextmanager
-def busy(count):
-    """Keep so many processes computing meanwhile."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(spin) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()

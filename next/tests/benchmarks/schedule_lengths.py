@@ -22,10 +22,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from operator import itemgetter
 
 import numpy as np
 import synthetic
-from common import RESAMPLES, ROWS, WORST, add_rows, jobs_of, parser, read_rows
+from common import ENDS, RESAMPLES, ROWS, WORST, read_rows, run_gate
 from scipy.special import ndtr
 
 from bstune.core.question import Question
@@ -35,7 +36,7 @@ from bstune.search.decide import propose
 from bstune.search.findings import predictions
 from bstune.search.posterior import sample_posterior
 from bstune.trial.recorded_run import Outcome
-from bstune.trial.table import find_table
+from bstune.trial.table import Table, find_table
 
 # Spendings at which choices are judged, in least costs.
 SPENDINGS = (10.0, 20.0, 40.0)
@@ -44,9 +45,7 @@ LAWS = tuple(f"law {number}" for number in range(16))
 BASELINES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
 MOST_TRIALS = 400
 OLD = ROWS / "schedule_lengths_old.jsonl"
-# Ranges of the laws, which are synthetic.py's but for these, and the noise of their metric.
-LAW_SIZES = (8, 4096)
-LAW_RATES = (2.0**-11, 2.0**1.25)
+# The noise of a law's metric.
 METRIC_NOISE = 0.03
 # Lengths over S among which a law's least cost lies.
 LENGTHS = np.exp(np.linspace(-0.3, 0.8, 45))
@@ -66,8 +65,8 @@ class Law:
     off: tuple[float, float]
 
     target = synthetic.TARGET
-    sizes = LAW_SIZES
-    rates = LAW_RATES
+    range = (8, 4096)
+    lrs = (2.0**-11, 2.0**1.25)
 
     @staticmethod
     def draw(number):
@@ -86,7 +85,7 @@ class Law:
         """tau(B), in seconds."""
         return self.of.overhead + self.of.per_example * batch_size
 
-    def outcome(self, batch_size, lr, length, seed):
+    def outcome(self, batch_size, lr, seed, target, length):
         """How a run ends; the evaluation before was 5% of the steps earlier."""
         rng = np.random.default_rng([seed, 77])
         tau = self.step_time(batch_size)
@@ -96,7 +95,7 @@ class Law:
             return Outcome(None, end, tau, (), diverged=True)
         shortest *= math.exp(self.of.noise * rng.standard_normal())
         height = (shortest / length) ** self.power * math.exp(METRIC_NOISE * rng.standard_normal())
-        goal = self.target.goal
+        goal = target.goal
         value = min(self.floor + (goal - self.floor) * height, synthetic.START)
         if length < shortest:
             value = max(value, math.nextafter(goal, 1.0))
@@ -121,7 +120,7 @@ class Law:
         """The least cost, its batch size and its length."""
         points = []
         for size in 2.0 ** np.arange(3.0, 12.0 + 1e-9, 0.125):
-            rate = min(max(self.of.best_lr(size), self.rates[0]), self.rates[1])
+            rate = float(np.clip(self.of.best_lr(size), *self.lrs))
             steps = self.of.steps(size, rate)
             for length in [] if steps is None else steps * LENGTHS:
                 points.append((self.cost(size, rate, length), size, length))
@@ -130,9 +129,9 @@ class Law:
     @property
     def baseline(self):
         """A batch size and rate up to two octaves and 1.5 from the best ones."""
-        size = min(max(self.best[1] * 2.0 ** self.off[0], self.sizes[0]), self.sizes[1])
+        size = float(np.clip(self.best[1] * 2.0 ** self.off[0], *self.range))
         lr = self.of.best_lr(size) * 2.0 ** self.off[1]
-        return round(size), min(max(lr, self.rates[0]), self.rates[1])
+        return round(size), float(np.clip(lr, *self.lrs))
 
     @property
     def budget(self):
@@ -142,57 +141,18 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A table of recorded runs."""
+class Recorded(Table):
+    """A table of recorded runs, and the baseline of the recorded workload."""
 
-    name: str
-
-    @cached_property
-    def table(self):
-        """The recorded runs."""
-        return find_table(self.name)
-
-    @property
-    def target(self):
-        """The table's."""
-        return self.table.target
-
-    @property
-    def sizes(self):
-        """All recorded batch sizes."""
-        return self.table.range
-
-    @property
-    def rates(self):
-        """All recorded rates."""
-        return self.table.lrs[0], self.table.lrs[-1]
-
-    @property
-    def baseline(self):
-        """That of the recorded workload."""
-        return BASELINES[self.name]
-
-    @property
-    def budget(self):
-        """The least that no recorded run exceeds."""
-        return self.table.budget
-
-    def step_time(self, batch_size):
-        """tau(B), in seconds."""
-        return self.table.step_time(batch_size)
-
-    def outcome(self, batch_size, lr, length, seed):
-        """How a run ends."""
-        return self.table.outcome(batch_size, lr, seed, self.target, length)
+    baseline: tuple[int, float] = (0, 0.0)
 
     def cost(self, batch_size, lr, length):
         """Seconds until a seed reaches the target, over all recorded ones."""
-        seeds = len({run.seed for run in self.table.runs})
+        seeds = len({run.seed for run in self.runs})
         seconds = 0.0
         reached = 0
         for share in (np.arange(seeds) + 0.5) / seeds:
-            lengths = self.table.lengths
-            outcome = lengths.outcome_at(batch_size, lr, round(length), share, self.target)
+            outcome = self.lengths.outcome_at(batch_size, lr, length, share, self.target)
             seconds += outcome.end * outcome.seconds_per_step
             reached += outcome.steps is not None
         return seconds / reached if reached else math.inf
@@ -200,10 +160,10 @@ class Recorded:
     @cached_property
     def best(self):
         """The least cost, its batch size, rate and length, between recorded places as well."""
-        lengths = [run.horizon for run in self.table.runs]
+        lengths = [run.horizon for run in self.runs]
         grid = product(
-            _finer(self.table.batch_sizes),
-            _finer(self.table.lrs),
+            _finer(self.batch_sizes),
+            _finer(self.lrs),
             np.geomspace(min(lengths), max(lengths), TABLE_LENGTHS),
         )
         costs = []
@@ -222,12 +182,16 @@ def _finer(values):
 
 def problem_of(name):
     """The problem of a name."""
-    return Law.draw(int(name[4:])) if name.startswith("law ") else Recorded(name)
+    if name in LAWS:
+        return Law.draw(LAWS.index(name))
+    table = find_table(name)
+    return Recorded(table.runs, table.target, BASELINES[name])
 
 
 def record_of(problem, spec):
     """A run's record."""
-    outcome = problem.outcome(spec.batch_size, spec.lr, spec.max_steps, spec.seed)
+    asked = spec.batch_size, spec.lr, spec.seed, problem.target, spec.max_steps
+    outcome = problem.outcome(*asked)
     reached = outcome.steps is not None
     status = "reached" if reached else "diverged" if outcome.diverged else "missed"
     missed = [step for step, value in outcome.history if not problem.target.reached(value)]
@@ -244,120 +208,91 @@ def record_of(problem, spec):
     )
 
 
-def search(problem, search_seed, seed, baseline_first):
+def search(problem, seed, baseline_first):
     """Yield the seconds spent after each trial and the choice then, up to the last spending."""
     question = Question(problem.target, problem.budget, schedule_ends=True)
-    (low, high), (lr_low, lr_high) = problem.sizes, problem.rates
-    anchor = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
-    if baseline_first:
-        anchor = problem.baseline
-    space = Space(low, high, lr_low, lr_high, "sqrt", anchor)
+    baseline = problem.baseline if baseline_first else None
+    rates = problem.lrs[0], problem.lrs[-1]
+    space = Space.around(problem.range, rates, "sqrt", baseline, multiple=1)
     records = []
     spent = 0.0
     choice = None
     while spent < SPENDINGS[-1] * problem.best[0] and len(records) < MOST_TRIALS:
         number = len(records)
-        if baseline_first and not records:
-            batch_size, lr = problem.baseline
+        if baseline is not None and not records:
+            batch_size, lr = baseline
             length = question.budget.last_step(batch_size)
         else:
-            proposal = propose(question, space, problem.step_time, records, search_seed)
+            proposal = propose(question, space, problem.step_time, records, seed)
             batch_size, lr, length = proposal.batch_size, proposal.lr, proposal.max_steps
         spec = Spec(
-            number=number,
-            place=f"search/{number}",
-            role="search",
-            batch_size=batch_size,
-            lr=lr,
-            seed=10_000 * seed + number,
-            max_steps=length,
-            schedule_steps=length,
-        )
+            number=number, place=f"search/{number}", role="search", batch_size=batch_size, lr=lr,
+            seed=10_000 * seed + number, max_steps=length, schedule_steps=length,
+        )  # fmt: skip
         records.append(record_of(problem, spec))
         spent += records[-1].train_seconds
         if records[-1].reached:
-            posterior = sample_posterior(question, space, records, seed=search_seed)
+            posterior = sample_posterior(question, space, records, seed=seed)
             predicted = predictions(posterior, question, problem.step_time)
             choice = min(predicted, key=lambda one: one.log_value)
-        yield spent, choice
+        yield spent / problem.best[0], choice
 
 
 def measure(problem, seed, baseline_first):
     """What the choices of one search take, over the least cost."""
     # What the old benchmark added to the seeds of a law.
-    seed += 1000 * int(problem[4:]) if problem in LAWS else 0
+    seed += 1000 * LAWS.index(problem) if problem in LAWS else 0
     problem = problem_of(problem)
-    unit = problem.best[0]
-    path = list(search(problem, seed, seed, baseline_first))
-    fresh = []
-    own = []
+    path = list(search(problem, seed, baseline_first))
+    fresh, own = [], []
     for spending in SPENDINGS:
-        choices = [choice for spent, choice in path if spent <= spending * unit]
-        if not choices or choices[-1] is None:
-            fresh.append(None)
-            own.append(None)
-            continue
-        record, length = choices[-1].record, choices[-1].length
-        cost = problem.cost(record.batch_size, record.lr, round(length.steps)) / unit
-        fresh.append(round(cost, 4) if math.isfinite(cost) else None)
-        own.append(round(record.train_seconds / unit, 4))
+        *_, choice = [None, *(choice for spent, choice in path if spent <= spending)]
+        cost = seconds = math.inf
+        if choice is not None:
+            record, length = choice.record, round(choice.length.steps)
+            cost = problem.cost(record.batch_size, record.lr, length) / problem.best[0]
+            seconds = record.train_seconds / problem.best[0]
+        for values, value in ((fresh, cost), (own, seconds)):
+            values.append(round(value, 4) if math.isfinite(value) else None)
     return {"trials": len(path), "fresh": fresh, "own": own}
 
 
-def key_of(row):
-    """What is paired."""
-    return row["problem"], row["seed"], row["baseline_first"]
-
-
-def values_of(row):
-    """What the choices take on new seeds, infinite where there is none."""
-    return [math.inf if value is None else value for value in row["fresh"]]
-
-
-def summary(new, old):
-    """Medians of ``fresh``, new and old, and the geometric mean of new over old with 90%."""
-    olds = {key_of(row): row for row in old}
+def summary(new):
+    """Each kind with medians of ``fresh``, new and old; then new over old, its mean and 90%."""
+    key = itemgetter("problem", "seed", "baseline_first")
+    olds = {key(row): row for row in read_rows(OLD)}
     groups = defaultdict(list)
     for row in new:
-        if key_of(row) in olds:
+        if key(row) in olds:
             kind = "laws" if row["problem"] in LAWS else row["problem"]
-            pair = values_of(row), values_of(olds[key_of(row)])
-            groups[kind, row["baseline_first"]].append(pair)
-    yield f"{'problems':32} pairs   medians after {SPENDINGS}, new and old"
+            groups[kind, row["baseline_first"]].append([row["fresh"], olds[key(row)]["fresh"]])
     logs = []
     for (kind, baseline_first), pairs in sorted(groups.items()):
-        both = np.array(pairs)
-        medians = np.median(both, axis=0)
-        written = ["  ".join(f"{value:5.2f}" for value in of_one) for of_one in medians]
+        # A search without a choice takes infinitely long.
+        both = np.nan_to_num(np.array(pairs, float), nan=np.inf)
+        medians = np.median(both, axis=0).ravel()
         label = f"{kind}{', baseline first' if baseline_first else ''}"
-        ratios = np.diff(np.log(np.minimum(both[:, ::-1], WORST)), axis=1)[:, 0]
-        means = "  ".join(f"{value:.3f}" for value in np.exp(ratios.mean(axis=0)))
-        yield f"{label:32} {len(pairs):5}   {written[0]}   {written[1]}   new/old {means}"
-        logs.append(ratios)
+        yield label, *(f"{one:.2f}" for one in medians)
+        logs.append(np.diff(np.log(np.minimum(both[:, ::-1], WORST)), axis=1)[:, 0])
     rng = np.random.default_rng(0)
     resampled = []
-    for _ in range(RESAMPLES):
+    for _ in range(RESAMPLES if logs else 0):
         drawn = [of_group[rng.integers(len(of_group), size=len(of_group))] for of_group in logs]
-        resampled.append(np.concatenate(drawn).mean(axis=0))
-    means = np.exp(np.concatenate(logs).mean(axis=0))
-    lows, highs = np.exp(np.quantile(resampled, (0.05, 0.95), axis=0))
-    for spending, mean, low, high in zip(SPENDINGS, means, lows, highs, strict=True):
-        yield f"after {spending:g} times: new/old {mean:.3f} ({low:.3f} to {high:.3f})"
-    mean = math.exp(np.concatenate(logs).mean())
-    low, high = np.exp(np.quantile(np.mean(resampled, axis=1), (0.05, 0.95)))
-    yield f"in all: new/old {mean:.3f} ({low:.3f} to {high:.3f})"
-
-
-def main():
-    options = parser(__doc__, "schedule_lengths_new.jsonl", seeds=10)
-    options.add_argument("--problems", nargs="+", default=[*BASELINES, *LAWS])
-    given = options.parse_args()
-    jobs = jobs_of(problem=given.problems, seed=range(given.seeds), baseline_first=(False, True))
-    # A law has one seed.
-    wanted = [job for job in jobs if job["seed"] == 0 or job["problem"] not in LAWS]
-    add_rows(given, wanted, measure)
-    print("\n".join(summary(read_rows(given.rows), read_rows(OLD))))
+        resampled.append(np.concatenate(drawn).mean())
+    if logs:
+        ends = np.exp([np.concatenate(logs).mean(), *np.quantile(resampled, ENDS)])
+        yield ("in all: new/old {:.3f} ({:.3f} to {:.3f})".format(*ends),)
 
 
 if __name__ == "__main__":
-    main()
+    run_gate(
+        __doc__,
+        "schedule_lengths_new.jsonl",
+        measure,
+        summary,
+        seeds=10,
+        # A law has one seed.
+        wanted=lambda problem, seed, **job: seed == 0 or problem not in LAWS,
+        problems=("problem", (*BASELINES, *LAWS)),
+        starts=("baseline_first", (False, True)),
+    )

@@ -1,6 +1,6 @@
 """Gate *search*: the search on recorded runs beside the old package's, in counted costs, no clock.
 
-    python tests/benchmarks/search.py [--seeds 20] [--objectives time steps] [--baseline 0 1]
+    python tests/benchmarks/search.py [--seeds 20] [--objectives time steps] [--baseline false true]
 
 A row is a search: what it had spent at the first hit, and how many times the best cell's time (or
 steps) its choice takes after 5, 10, 20 and 40 times what the best cell costs, without and with the
@@ -10,17 +10,7 @@ over old does not lie wholly above it.
 
 from itertools import product
 
-from common import (
-    HEAD,
-    ROWS,
-    TABLES,
-    add_rows,
-    compare,
-    parser,
-    path_of,
-    read_rows,
-    table_problem,
-)
+from common import ROWS, TABLES, compare, read_rows, run_gate, search_row, table_problem
 
 # What the tables' workloads use today: batch size and learning rate of their configs.
 BASELINES = {
@@ -41,7 +31,7 @@ OLD = ROWS / "search_old.jsonl"
 def measure(table, objective, baseline, seed):
     """One search."""
     given = BASELINES[table] if baseline else None
-    return path_of(table_problem(table, objective, given), seed)
+    return search_row(table_problem(table, objective, given), seed)
 
 
 def misses(compared):
@@ -63,26 +53,22 @@ def beside_old(rows, *kind):
     return compare(*sides)
 
 
-def main():
-    options = parser(__doc__, "search_new.jsonl", seeds=20)
-    options.add_argument("--objectives", nargs="+", default=["time", "steps"])
-    options.add_argument("--baseline", nargs="+", type=int, default=[0, 1], choices=[0, 1])
-    options.add_argument("--tables", nargs="+", default=TABLES)
-    given = options.parse_args()
-    kinds = list(product(given.objectives, map(bool, given.baseline)))
-    jobs = []
-    for seed, (objective, baseline), table in product(range(given.seeds), kinds, given.tables):
-        jobs.append({"table": table, "objective": objective, "baseline": baseline, "seed": seed})
-    add_rows(given, jobs, measure)
-    new = read_rows(given.rows)
-    for kind in kinds:
-        lines = beside_old(new, *kind)
-        if lines:
-            first = " with the baseline first" if kind[1] else ""
-            print(f"{kind[0]}{first}, {lines[0].pairs} pairs", HEAD, sep="\n")
-        for line in lines:
-            print(line, misses(line), sep="    ")
+def summary(rows):
+    """Each kind of search beside the old one."""
+    for kind in KINDS:
+        for one in beside_old(rows, *kind):
+            ends = "{:.3f} ({:.3f} to {:.3f})".format(*one.ratio)
+            yield f"{kind}, {one.name}: new/old {ends} of {one.pairs}; {misses(one)}"
 
 
 if __name__ == "__main__":
-    main()
+    run_gate(
+        __doc__,
+        "search_new.jsonl",
+        measure,
+        summary,
+        seeds=20,
+        objectives=("objective", ("time", "steps")),
+        baseline=("baseline", (False, True)),
+        tables=("table", TABLES),
+    )

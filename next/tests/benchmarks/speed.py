@@ -7,15 +7,14 @@ import in a process of its own. A row names the machine that it was measured on.
 """
 
 import platform
-import statistics
 import subprocess
 import sys
 import time
-from itertools import product
 
 import numpy as np
 import scipy
-from common import add_rows, parser, read_rows, table_problem
+from common import run_gate, table_problem
+from pandas import DataFrame
 
 from bstune.search.decide import Proposal, propose
 
@@ -24,17 +23,18 @@ SIZES = (60, 200, 1000)
 IMPORT = "import time; t = time.perf_counter(); import bstune; print(time.perf_counter() - t)"
 
 
-def measure(what, objective, trials, seed):
-    """One decision or import."""
-    if what == "import":
+def measure(objective, trials, seed):
+    """One decision, or an import where there are no trials."""
+    row = {"what": "decision", "machine": machine()}
+    if trials is None:
         command = [sys.executable, "-c", IMPORT]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return {"seconds": float(done.stdout), "machine": machine()}
+        return row | {"what": "import", "seconds": float(done.stdout)}
     problem = table_problem("fashion_mlp", objective)
     records = random_trials(problem, trials, seed)
     began = time.process_time()
     propose(problem.question, problem.space, problem.step_time, records, seed)
-    return {"seconds": time.process_time() - began, "machine": machine()}
+    return row | {"seconds": time.process_time() - began}
 
 
 def random_trials(problem, count, seed):
@@ -63,24 +63,20 @@ def machine():
     return f"{model.partition(':')[2].strip()}, {versions}, scipy {scipy.__version__}"
 
 
-def main():
-    given = parser(__doc__, "speed.jsonl", seeds=5).parse_args()
-    kinds = [{"what": "import", "objective": None, "trials": None}]
-    for objective, trials in product(("time", "curve"), SIZES):
-        kinds.append({"what": "decision", "objective": objective, "trials": trials})
-    jobs = [{**kind, "seed": seed} for seed, kind in product(range(given.seeds), kinds)]
-    add_rows(given, jobs, measure)
-    rows = read_rows(given.rows)
-    for kind in kinds:
-        seconds = [row["seconds"] for row in rows if kind.items() <= row.items()]
-        if seconds:
-            name = "import bstune" if kind["what"] == "import" else "{objective}, {trials} trials"
-            spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
-            median = statistics.median(seconds)
-            print(f"{name.format(**kind):20} {median:.3f} s ({spread}), n = {len(seconds)}")
-    for hardware in sorted({row["machine"] for row in rows}):
-        print(hardware)
+def summary(rows):
+    """Seconds of each kind by machine."""
+    kinds = DataFrame(rows).groupby(["machine", "what", "objective", "trials"], dropna=False)
+    return [kinds["seconds"].agg(["median", "min", "max", "count"]).to_string()]
 
 
 if __name__ == "__main__":
-    main()
+    run_gate(
+        __doc__,
+        "speed.jsonl",
+        measure,
+        summary,
+        seeds=5,
+        wanted=lambda objective, trials, seed: (objective is None) == (trials is None),
+        objectives=("objective", (None, "time", "curve")),
+        trials=("trials", (None, *SIZES)),
+    )

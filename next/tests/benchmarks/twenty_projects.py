@@ -1,14 +1,12 @@
 """Gate *projects*: twenty projects as their authors wrote them, each tuned for ``--wall-seconds``.
 
-    python twenty_projects.py FOLDER --rows rows/twenty_projects.jsonl [--names ...]
+    OLD_PROJECTS=../tests/projects python tests/benchmarks/twenty_projects.py [--names ...]
 
-``FOLDER`` has the projects' code, and in ``conf/workload`` what each trains. Of that file a study
-is given data, module, Trainer and target alone (the lines of its adapter are counted): batch size,
-rate and length are the project's own, or those of the file where one line asks for them.
+``OLD_PROJECTS`` has the projects' code, and in ``conf/workload`` what each trains. Of that file a
+study is given data, module, Trainer and target alone (the lines of its adapter are counted): batch
+size, rate and length are the project's own, or those of the file where one line asks for them.
 """
 
-import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -18,9 +16,11 @@ import time
 from pathlib import Path
 
 import yaml
+from common import run_gate
 
 import bstune
 
+FOLDER = Path(os.environ["OLD_PROJECTS"]).absolute()
 NEEDED = ("data", "module", "trainer")
 CLI = "lightning_cli"
 TREE = "hydra_tree"
@@ -53,10 +53,9 @@ print(study.result)
 """
 
 
-def workloads(folder):
-    """The projects that a file of conf/workload names, by their names."""
-    files = [*folder.glob("conf/workload/*.yaml"), *folder.glob("fixed_schedule/conf/*/*.yaml")]
-    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(files)}
+# The projects that a file of conf/workload names.
+FILES = [*FOLDER.glob("conf/workload/*.yaml"), *FOLDER.glob("fixed_schedule/conf/*/*.yaml")]
+WORKLOADS = {file.stem: yaml.safe_load(file.read_text()) for file in sorted(FILES)}
 
 
 def as_hydra(node):
@@ -75,44 +74,32 @@ def adapter_of(old, *further):
     target = old["target"]
     sign = "<=" if target["mode"] == "min" else ">="
     new = {name: as_hydra(old[name]) for name in NEEDED if name in old}
-    for module in (new["module"],):
-        for name in [name for name, value in module.items() if value == "${trial.lr}"]:
-            del module[name]
+    # The study finds the rate itself.
+    new["module"] = {key: one for key, one in new["module"].items() if one != "${trial.lr}"}
     new["target"] = f"{target['metric']} {sign} {target['value']}"
-    options = {"baseline": old["reference"], "batch_size": old["batch_size"]}
-    options["budget"] = old["budget"]
+    options = old | {"baseline": old["reference"]}
     return new | {name: options[name] for name in further}
-
-
-def run(command, place, environment, seconds):
-    began = time.monotonic()
-    done = subprocess.run(
-        command, cwd=place, env=environment, capture_output=True, text=True, timeout=3 * seconds
-    )
-    return done, time.monotonic() - began
 
 
 def answer_of(place):
     """The verdict and the speedup that a study's folder has; None: it has no answer."""
-    found = next(iter(place.glob("outputs/*/curve.json")), None)
-    if found is None:
-        return None
-    result = json.loads(found.read_text())
-    best, speedup = result["best"] or {}, result["speedup"] or {}
-    return {
-        "verdict": result["verdict"],
-        "configurations": result["configurations"],
-        "best": [best.get("batch_size"), best.get("lr")],
-        "speedup": [speedup.get("value"), speedup.get("low"), speedup.get("high")],
-    }
+    for file in place.glob("outputs/*/curve.json"):
+        result = bstune.load(file.parent)
+        return {
+            "verdict": result.verdict,
+            "configurations": result.configurations,
+            "best": [getattr(result.best, name, None) for name in ("batch_size", "lr")],
+            "speedup": [getattr(result.speedup, name, None) for name in ("value", "low", "high")],
+        }
+    return None
 
 
-def command_of(name, folder, workload, place, wall, further):
+def command_of(name, place, wall, further):
     """What tunes a project, and the lines that it needed."""
     options = [f"wall_seconds={wall:g}", "mlflow.uri=null"]
     module = [sys.executable, "-m", "bstune"]
     if name == CLI:
-        file = folder / CLI / "config.yaml"
+        file = FOLDER / CLI / "config.yaml"
         return [*module, "lightning", str(file), "target=val_loss <= 0.2", *options], 0
     if name == SWEEP:
         sweeper = [f"hydra.sweeper.wall_seconds={wall:g}", "+hydra.sweeper.mlflow.uri=null"]
@@ -123,26 +110,32 @@ def command_of(name, folder, workload, place, wall, further):
     if name == LOOP:
         return [sys.executable, "-c", OF_LOOP.replace("WALL", f"{wall:g}")], 12
     if name == TREE:
-        conf = folder / TREE / "conf"
+        conf = FOLDER / TREE / "conf"
         lines = yaml.safe_load((conf / "workload" / "wine.yaml").read_text())
         workload = {"defaults": lines["defaults"]} | adapter_of(lines, *further)
         shutil.copytree(conf, place / "conf", dirs_exist_ok=True)
     else:
-        workload = adapter_of(workload, *further)
+        workload = adapter_of(WORKLOADS[name], *further)
     text = yaml.safe_dump(workload, default_flow_style=None, sort_keys=False, width=1000)
     (place / "conf" / "workload").mkdir(parents=True, exist_ok=True)
     (place / "conf" / "workload" / f"{name}.yaml").write_text(text)
     return [*module, "--config-dir", "conf", f"+workload={name}", *options], text.count("\n")
 
 
-def measure(name, folder, workload, wall):
-    paths = [str(Path(bstune.__file__).parents[1]), str(folder), str(folder.parent)]
+def measure(name, wall_seconds):
+    """One study."""
+    paths = [str(Path(bstune.__file__).parents[1]), str(FOLDER), str(FOLDER.parent)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    further = []
     with tempfile.TemporaryDirectory() as place:
-        further = []
         while True:
-            command, lines = command_of(name, folder, workload, Path(place), wall, further)
-            done, seconds = run(command, place, environment, wall)
+            command, lines = command_of(name, Path(place), wall_seconds, further)
+            began = time.monotonic()
+            done = subprocess.run(
+                command, cwd=place, env=environment, capture_output=True, text=True,
+                timeout=3 * wall_seconds,
+            )  # fmt: skip
+            seconds = time.monotonic() - began
             last = (done.stderr.strip().splitlines() or [""])[-1]
             asked = [one for one in ("baseline", "batch_size", "budget") if f"{one}." in last]
             new = [one for one in asked if one not in further]
@@ -150,36 +143,21 @@ def measure(name, folder, workload, wall):
                 break
             further += new
         return {
-            "name": name,
             "status": done.returncode,
             "answer": answer_of(Path(place)),
             "last_line": last if done.returncode else "",
             "adapter_lines": lines,
             "seconds": round(seconds, 1),
-            "wall_seconds": wall,
-            "bstune": bstune.__version__,
-            "file": bstune.__file__,
         }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--names", nargs="*")
-    parser.add_argument("--wall-seconds", type=float, default=120.0)
-    given = parser.parse_args()
-    folder = given.folder.absolute()
-    known = workloads(folder) | dict.fromkeys((CLI, TREE, SWEEP, LOOP))
-    rows = given.rows.read_text().splitlines() if given.rows.exists() else []
-    done = {json.loads(row)["name"] for row in rows}
-    for name in given.names or known:
-        if name not in done:
-            row = json.dumps(measure(name, folder, known[name], given.wall_seconds))
-            print(row, flush=True)
-            with given.rows.open("a") as file:
-                file.write(row + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_gate(
+        __doc__,
+        "twenty_projects.jsonl",
+        measure,
+        lambda rows: rows,
+        seeds=None,
+        names=("name", (*WORKLOADS, CLI, TREE, SWEEP, LOOP)),
+        walls=("wall_seconds", (120.0,)),
+    )
