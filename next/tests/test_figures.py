@@ -1,12 +1,8 @@
 """Each figure of the READMEs is that of recorded rows, and a digit that changes is found."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).with_name("benchmarks")))
 from figures import FIGURES, stands, written
 
 
