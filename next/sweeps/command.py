@@ -51,7 +51,7 @@ def command(arguments: Sequence[str]) -> None:
         figure.savefig(picture, format="png", dpi=120)
     print(wrap("Source", source))
     print(table.to_string(index=False, float_format="{:.4g}".format))
-    print(wrap("Files", f"{output}/table.csv, figure.png, rows.jsonl"))
+    print(wrap("Files", f"{output}/table.csv, figure.png"))
 
 
 def _settings(name: str, given: Sequence[str]) -> dict[str, Any]:

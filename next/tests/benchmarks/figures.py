@@ -22,6 +22,7 @@ from pandas import json_normalize as flat
 from pandas import read_csv
 
 from bstune.sweeps.command import command
+from bstune.sweeps.search_benchmark import ratio_after
 
 NEXT = Path(__file__).parents[2]
 # Picks that take at most so many times as long are as fast, as in race.py.
@@ -39,7 +40,9 @@ def written(text, rows, values):
         values: a function that takes the rows.
     """
     path = NEXT / rows if "/" in rows else ROWS / rows
-    measured = [row for row in read_rows(path) if "settings" not in row]
+    measured = []
+    if path.suffix == ".jsonl":
+        measured = [row for row in read_rows(path) if "settings" not in row]
     return [text.format(*one) for one in values(measured)]
 
 
@@ -117,8 +120,71 @@ def contrasts(rows):
     return percents[["batch_size", "against", "value", "low", "high"]].itertuples(index=False)
 
 
+def of_studies(table):
+    """B_crit of each study, then the ratios over the first value of the factor."""
+    factor = table.columns[0]
+    for name, group in table.groupby(factor, sort=False):
+        sizes = ", ".join(f"{size:.0f}" for size in group.b_crit)
+        yield f"{name} {sizes}"
+        if "ratio_low" in group and math.isfinite(group.ratio_low.iloc[0]):
+            ratio = group[["ratio_mean", "ratio_low", "ratio_high"]].iloc[0]
+            yield "{:.1f} times ({:.1f} to {:.1f})".format(*ratio)
+
+
+def studies(name):
+    """A figure of a sweep of studies, whose table is recorded."""
+    path = f"sweeps/recorded/{name}.csv"
+    return "{}", path, lambda rows: [[text] for text in of_studies(read_csv(NEXT / path))]
+
+
+def best_sizes(rows):
+    """The best batch size and the near-optimal range of each loss."""
+    table = read_csv(NEXT / "sweeps/recorded/losses.csv")
+    for loss, size, near in table[["loss", "batch_size", "near_optimal"]].itertuples(index=False):
+        yield loss, size, *near.strip("()").split(", ")
+
+
+def regimes(rows):
+    """Mean distance from the law in percent, and studies with the outer regimes, of all."""
+    table = read_csv(NEXT / "sweeps/recorded/shallue_panel.csv")
+    off = 100 * math.expm1(math.sqrt((table.off_law**2).mean()))
+    return [(off, table.perfect.sum(), table.maximal.sum(), len(table))]
+
+
+def beside_others(rows):
+    """Median ratios after 10 and 40 times of bstune, then the least of all others."""
+    for objective in ("time", "steps"):
+        medians = []
+        for spending in (10, 40):
+            table = flat([row for row in rows if row["objective"] == objective], max_level=0)
+            table["ratio"] = [ratio_after(path, spending) or math.inf for path in table["path"]]
+            by_search = table.groupby("search").ratio.median()
+            medians += [by_search.pop("bstune"), by_search.min()]
+        yield objective, *medians
+
+
 FIGURES = {
     "sweeps/README.md": [
+        studies("shallue_algorithms"),
+        studies("shallue_data"),
+        studies("shallue_widths"),
+        ("{} {} ({} to {})", "sweeps/recorded/losses.csv", best_sizes),
+        (
+            "off the law by {:.0f}%, perfect scaling in {} and maximal data parallelism in {} of "
+            "{} studies",
+            "sweeps/recorded/shallue_panel.csv",
+            regimes,
+        ),
+        (
+            "from {:.1%} at the start",
+            "sweeps/recorded/dawnbench_width8.jsonl",
+            lambda rows: [[rows[0]["accuracy"]]],
+        ),
+        (
+            "{}: {:.2f} after 10 times, the best of the others {:.2f}; after 40 {:.2f} and {:.2f}",
+            "sweeps/recorded/search_benchmark.jsonl",
+            beside_others,
+        ),
         (
             "{0:.0f} times as fast as elements and {2:.0f} times as columns; blocks take "
             "{3:.2f} times as long; strides {6:.1f} and random order {7:.1f} times",
