@@ -7,18 +7,14 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 from pandas import DataFrame
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from bstune.api import workload_from_config
-from bstune.config import compose
-from bstune.core.records import Record
-from bstune.study.once import train_once
 from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.studies import train
 from bstune.system.ticker import say
 
 BATCH_SIZE = 512
@@ -76,7 +72,7 @@ def run(
         rung = next(rung for rung in rungs if rung.name == unit["rung"])
         steps = math.ceil((epochs or rung.epochs) * examples / BATCH_SIZE)
         say(f"{rung.name}, seed {unit['seed']}: {steps} steps")
-        record = _record(
+        arguments = [
             "+workload=resnet_cifar",
             f"module.model.width={width}",
             f"data.train_examples={examples}",
@@ -85,7 +81,8 @@ def run(
             f"trial.steps={steps}",
             f"trial.seed={unit['seed']}",
             *of_ladder[rung],
-        )
+        ]
+        record = train(arguments)
         seconds = steps * (record.seconds_per_step or 0.0)
         hits = [step for step, error in record.finite_history if error <= GOAL]
         return {
@@ -114,11 +111,3 @@ def run(
     axes.legend()
     axes.invert_yaxis()
     return table.reset_index(), figure
-
-
-def _record(*arguments: str) -> Record:
-    """Train one configuration, of which nothing but the record is kept."""
-    with TemporaryDirectory() as folder:
-        command = [*arguments, f"output={folder}", f"storage=sqlite:///{folder}/study.db"]
-        composed = compose(command)
-        return train_once(composed.options, workload_from_config(composed, command))

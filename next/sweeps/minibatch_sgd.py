@@ -16,12 +16,11 @@ from pandas import DataFrame, Series
 from pydantic import PositiveFloat, PositiveInt
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.records import Frozen
 from bstune.hardware.timing import time_sizes
-from bstune.study.once import train_once
 from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.studies import train
 from bstune.sweeps.timed import in_rounds
 from bstune.workloads.airfoil import AirfoilData
 
@@ -64,12 +63,12 @@ def run(
         seeds: their number.
     """
     units: list[Unit] = [run.model_dump() for run in runs]
-    options = [f"+data.row_by_row={row_by_row}", f"output={output}/runs"]
+    loader = [f"data._target_={__name__}.loaders", f"+data.row_by_row={row_by_row}"]
     trained = measured(
         output / "rows.jsonl",
         {"row_by_row": row_by_row},
         in_rounds(units, seeds),
-        partial(train, options),
+        partial(_trained, loader),
     )
     table = []
     figure = Figure(figsize=(11, 4.4), layout="constrained")
@@ -97,14 +96,13 @@ def run(
     return DataFrame(table), figure
 
 
-def train(options: list[str], unit: Unit) -> dict[str, Any]:
+def _trained(loader: list[str], unit: Unit) -> dict[str, Any]:
     """Train a run on one seed: its losses by step, and the seconds of a step."""
-    command = ["+workload=airfoil", "workers=0", f"data._target_={__name__}.loaders", *options]
+    command = ["+workload=airfoil", *loader, f"trial.seed={unit['round']}"]
     command += [f"trial.{name}={unit[name]}" for name in ("batch_size", "lr", "steps")]
-    composed = compose([*command, f"trial.seed={unit['round']}"])
-    workload = workload_from_config(composed, command)
-    record = train_once(composed.options, workload)
+    record = train(command)
+    recipe = compose(command).recipe
+    assert recipe is not None  # noqa: S101 (airfoil is no table)
     size, lr = record.batch_size, record.lr
-    assert workload.recipe is not None  # noqa: S101 (airfoil is no table)
-    timed = time_sizes(workload.recipe, [size], (size, lr), record.steps, math.inf)
+    timed = time_sizes(recipe, [size], (size, lr), record.steps, math.inf)
     return {"history": record.history, "step_seconds": statistics.median(timed.visits[size])}

@@ -5,17 +5,14 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from matplotlib.figure import Figure
 from pandas import DataFrame
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from bstune.api import workload_from_config
-from bstune.config import compose
-from bstune.study.once import train_once
 from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.studies import train
 from bstune.system.files import write_text
 
 
@@ -60,12 +57,8 @@ def run(
 
 
 def _trained(command: Sequence[str], unit: Unit) -> dict[str, Any]:
-    """Train one run, in this process."""
-    with TemporaryDirectory() as folder:
-        of_trial = [f"trial.{name}={value}" for name, value in unit.items()]
-        line = [*command, *of_trial, f"output={folder}/run", "workers=0"]
-        composed = compose(line)
-        record = train_once(composed.options, workload_from_config(composed, line))
+    """Train one run."""
+    record = train([*command, *(f"trial.{name}={value}" for name, value in unit.items())])
     return {
         "steps": [step for step, _ in record.finite_history],
         "metric": record.finite_values,
