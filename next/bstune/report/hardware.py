@@ -18,11 +18,10 @@ def survey_line(survey: Survey, was_kept: bool) -> str:
     if survey.threads is not None:
         parts.append(count(survey.threads, "thread"))
     if survey.timings:
-        first, last = survey.timings[0], survey.timings[-1]
-        parts.append(
-            f"a step takes {seconds(first.seconds)} at {first.batch_size:,} and "
-            f"{seconds(last.seconds)} at {last.batch_size:,}"
-        )
+        # There is one where there was no time for a second.
+        ends = dict.fromkeys((survey.timings[0], survey.timings[-1]))
+        steps = [f"{seconds(one.seconds)} at {one.batch_size:,}" for one in ends]
+        parts.append(f"a step takes {' and '.join(steps)}")
     source = "of an earlier study" if was_kept else f"in {seconds(survey.seconds)}"
     return f"survey {source}: {', '.join(parts)}{_caution(survey)}"
 
