@@ -84,7 +84,9 @@ class Progress:
         self._ticker.doing = lambda: self._doing("choosing what to run next")
 
     def _doing(self, what: str) -> str:
-        return f"{self._count()}: {what}; {self._left()} to go"
+        left = self._left()
+        to_go = f"; {left} to go" if left else ""
+        return f"{self._count()}: {what}{to_go}"
 
     def _count(self) -> str:
         """The configurations that the answer will count."""
