@@ -38,6 +38,8 @@ from bstune.workloads.datasets import load_cifar10
 from bstune.workloads.images import Split, on_device, random_crop_flip, split_images
 from bstune.workloads.resnet9 import BatchNorm, whitening_filters
 
+if not hasattr(torch.optim, "Muon"):
+    raise InputError(f"these sweeps need torch 2.9, but got {torch.__version__}: update torch")
 TARGET = Target("val/error", 0.06, "min")
 # Lookahead (Zhang et al. 2019, arXiv 1907.08610), as airbench94 has it.
 LOOKAHEAD_EVERY = 5
@@ -177,6 +179,7 @@ def run(
     # The first steps load libraries and try kernels.
     published(seed=0, steps=2)
     settings = {"device": name, "width": width, "n": n, "recipe": str(recipe)}
+    settings["tested"] = len(tested)
     units: list[Unit] = [{"seed": seed} for seed in range(runs)]
     rows = measured(
         output / "rows.jsonl", settings, units, lambda unit: published(int(unit["seed"]), steps)
@@ -192,6 +195,7 @@ def run(
             trials=trials,
             scaling="none",
             schedule_ends=True,
+            device=name,
             output=str(output / "study"),
             storage=f"sqlite:///{output}/study.db",
         )
@@ -430,9 +434,11 @@ def evaluated(network: CifarNet, data: Split, recipe: Recipe) -> float:
     network.eval()
     test_images, labels = data.validation.tensors
     images = normalised(test_images, data)
-    logits = torch.cat([network(part) for part in torch.split(images, EVALUATED)])
-    confidence = logits.float().softmax(dim=1).amax(dim=1)
-    unsure = confidence.topk(int(recipe.unsure * len(images)), largest=False).indices
-    logits[unsure] = torch.cat([views(part) for part in torch.split(images[unsure], EVALUATED)])
+    first = views if recipe.unsure == 1.0 else network
+    logits = torch.cat([first(part) for part in torch.split(images, EVALUATED)])
+    if recipe.unsure < 1.0:
+        confidence = logits.float().softmax(dim=1).amax(dim=1)
+        unsure = confidence.topk(int(recipe.unsure * len(images)), largest=False).indices
+        logits[unsure] = torch.cat([views(part) for part in torch.split(images[unsure], EVALUATED)])
     network.train()
     return float((logits.argmax(dim=1) != labels).sum()) / len(labels)

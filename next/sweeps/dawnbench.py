@@ -50,6 +50,7 @@ def run(
     width: PositiveInt,
     epochs: PositiveFloat | None,
     train_examples: Annotated[int, Field(ge=BATCH_SIZE)] | None,
+    options: list[str],
 ) -> tuple[DataFrame, Figure]:
     """Train each rung on each seed, as a study trains its trials.
 
@@ -60,10 +61,11 @@ def run(
         width: of the network's first layer, 64 in the source.
         epochs: of all rungs; None: each has its own.
         train_examples: of the training images; None: all.
+        options: further ones of the command line, such as ``precision=16-mixed``.
 
     Returns:
-        A row a rung, with means over seeds: accuracy at the end, seconds of training, and those to
-        the first evaluation at 94%, of the seeds that came to it.
+        A row a version, with means over seeds: accuracy at the end and seconds of training; and the
+        median of the seconds to the first evaluation at 94%, infinite where half of them miss it.
     """
     examples = train_examples or EXAMPLES
     of_ladder = dict(zip(rungs, accumulate(rung.set for rung in rungs), strict=True))
@@ -81,24 +83,34 @@ def run(
             f"trial.steps={steps}",
             f"trial.seed={unit['seed']}",
             *of_ladder[rung],
+            *options,
         ]
         record = train(arguments)
-        seconds = steps * (record.seconds_per_step or 0.0)
+        step_time = math.nan if record.seconds_per_step is None else record.seconds_per_step
+        has_ended = record.status == "finished"
         hits = [step for step, error in record.finite_history if error <= GOAL]
         return {
             "steps": steps,
-            "accuracy": 1.0 - record.finite_values[-1],
-            "seconds": seconds,
-            "to_94": seconds * hits[0] / steps if hits else None,
+            "accuracy": 1.0 - record.finite_values[-1] if has_ended else math.nan,
+            "seconds": step_time * record.steps,
+            "to_94": step_time * hits[0] if hits else math.inf,
         }
 
     # All rungs on one seed, then on the next: what slows the machine down slows all.
     units: list[Unit] = [
         {"rung": rung.name, "seed": seed} for seed in range(seeds) for rung in rungs
     ]
-    settings = {"width": width, "epochs": epochs, "examples": examples}
-    rows = measured(output / "rows.jsonl", settings, units, trained).astype({"to_94": float})
-    table = rows.groupby("rung", sort=False)[["steps", "accuracy", "seconds", "to_94"]].mean()
+    settings = {
+        "width": width,
+        "epochs": epochs,
+        "examples": examples,
+        "options": options,
+        "versions": [[rung.name, rung.epochs, rung.lr, *rung.set] for rung in rungs],
+    }
+    rows = measured(output / "rows.jsonl", settings, units, trained)
+    of_version = rows.groupby("rung", sort=False)
+    table = of_version[["steps", "accuracy", "seconds"]].mean()
+    table["to_94"] = of_version["to_94"].median()
     table["source_accuracy"] = [rung.accuracy for rung in rungs]
     table["source_seconds"] = [rung.seconds for rung in rungs]
     figure = Figure(figsize=(11.0, 5.0), layout="constrained")

@@ -1,5 +1,6 @@
 """Studies of a sweep, which differ in one factor, and single trainings."""
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,12 +8,13 @@ from tempfile import TemporaryDirectory
 
 from bstune.api import workload_from_config
 from bstune.config import compose
+from bstune.core.errors import InputError
 from bstune.core.records import Record
 from bstune.result import Result, load
 from bstune.studied import run_study
 from bstune.study.begin import begin
 from bstune.study.once import train_once
-from bstune.system.files import StudyFolder
+from bstune.system.files import StudyFolder, read_json, write_text
 from bstune.system.ticker import say
 
 
@@ -28,10 +30,17 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
             the last one holds.
 
     Raises:
-        BstuneError: as by :func:`bstune.studied.run_study`.
+        BstuneError: as by :func:`bstune.studied.run_study`, and for a study of other arguments.
     """
     say(f"study {name}")
     folder = output / name
+    asked = output / f"{name}.json"
+    if asked.exists() and read_json(asked) != [*arguments]:
+        raise InputError(
+            f"{folder} is a study of other settings: give another output, or delete it and {asked}"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    write_text(asked, json.dumps([*arguments]))
     if StudyFolder(folder).curve.exists():
         return load(folder)
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]

@@ -56,7 +56,7 @@ def test_a_triangle_wastes_no_step():
 def test_all_tricks_at_once(tmp_path):
     rungs = OmegaConf.to_container(OmegaConf.load(SWEEPS["dawnbench"]).rungs)
     last = {**rungs[-1], "set": [option for rung in rungs for option in rung["set"]]}
-    size = {"width": 4, "epochs": 2, "train_examples": 1024}
+    size = {"width": 4, "epochs": 2, "train_examples": 1024, "options": []}
     table, _ = run(tmp_path, rungs=[Rung(**last)], seeds=1, **size)
     row = table.iloc[0]
     assert (row.steps, row.source_seconds) == (4, 26)

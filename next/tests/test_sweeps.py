@@ -7,6 +7,7 @@ import pytest
 from bstune.__main__ import main
 from bstune.core.errors import InputError
 from bstune.sweeps.rows import measured
+from bstune.sweeps.studies import study
 
 UNITS = [{"size": 1}, {"size": 2}, {"size": 3}]
 
@@ -58,6 +59,12 @@ def test_what_is_no_sweep_and_no_setting_is_refused(arguments, tmp_path, monkeyp
     assert main(["sweep", *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_study_of_other_settings_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text('["+workload=digits"]')
+    with pytest.raises(InputError, match="other settings"):
+        study("a", tmp_path, ["+workload=digits", "trials=3"])
 
 
 def test_sweeps_are_listed_with_their_sources(capsys):

@@ -115,7 +115,7 @@ def descents(*settings):
 
 def contrasts(rows):
     """By how many percent more some batch sizes take an example than others."""
-    table = swept("powers_of_two", "powers_of_two.jsonl", "rounds=15")
+    table = swept("powers_of_two", "powers_of_two.jsonl")
     percents = table[table.unit == "%"]
     return percents[["batch_size", "against", "value", "low", "high"]].itertuples(index=False)
 
@@ -125,7 +125,7 @@ def of_studies(table):
     factor = table.columns[0]
     for name, group in table.groupby(factor, sort=False):
         sizes = ", ".join(f"{size:.0f}" for size in group.b_crit)
-        yield f"{name} {sizes}"
+        yield f"{name}: {sizes}"
         if "ratio_low" in group and math.isfinite(group.ratio_low.iloc[0]):
             ratio = group[["ratio_mean", "ratio_low", "ratio_high"]].iloc[0]
             yield "{:.1f} times ({:.1f} to {:.1f})".format(*ratio)
@@ -157,6 +157,9 @@ def beside_others(rows):
         medians = []
         for spending in (10, 40):
             table = flat([row for row in rows if row["objective"] == objective], max_level=0)
+            # Tables and seeds on which all have searched.
+            searches = table.groupby(["table", "seed"]).search.transform("nunique")
+            table = table[searches == table.search.nunique()].copy()
             table["ratio"] = [ratio_after(path, spending) or math.inf for path in table["path"]]
             by_search = table.groupby("search").ratio.median()
             medians += [by_search.pop("bstune"), by_search.min()]
@@ -192,7 +195,7 @@ FIGURES = {
             pieces,
         ),
         (
-            "gradient descent {:.2f} ms, B = 1 {:.0f}, 100 {:.2f}, 10 {:.1f}",
+            "{:.2f} ms by gradient descent, {:.0f} at B = 1, {:.2f} at 100, {:.1f} at 10",
             "sweeps/recorded/minibatch_sgd.jsonl",
             lambda rows: descents(),
         ),
