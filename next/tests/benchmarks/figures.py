@@ -173,6 +173,8 @@ FIGURES = {
         studies("shallue_algorithms"),
         studies("shallue_data"),
         studies("shallue_widths"),
+        studies("shallue_regularisation"),
+        studies("shallue_workloads"),
         ("{} {} ({} to {})", "sweeps/recorded/losses.csv", best_sizes),
         (
             "off the law by {:.0f}%, perfect scaling in {} and maximal data parallelism in {} of "
