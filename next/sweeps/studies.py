@@ -1,7 +1,6 @@
 """Studies of a sweep, which differ in one factor, and single trainings."""
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +11,6 @@ from bstune.core.errors import InputError
 from bstune.core.records import Record
 from bstune.result import Result, load
 from bstune.studied import run_study
-from bstune.study.begin import begin
 from bstune.study.once import train_once
 from bstune.system.files import StudyFolder, read_json, write_text
 from bstune.system.ticker import say
@@ -46,9 +44,7 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
     command = [*arguments, *where]
     composed = compose(command)
-    began = time.monotonic()
-    begun = begin(composed.options, name, began, trains=composed.recipe is not None)
-    return run_study(composed.options, workload_from_config(composed, command), begun)
+    return run_study(composed.options, workload_from_config(composed, command))
 
 
 def train(arguments: Sequence[str]) -> Record:
