@@ -323,11 +323,12 @@ def _log(
             client.set_tag(logged[record.number].info.run_id, PARENT_TAG, run_id)
         else:
             _log_trial(client, experiment_id, result, record, study_id, run_id)
-    client.set_terminated(run_id)
     whole = {run.info.run_id for run in logged.values()}
     for run in found:
         if run.info.run_id not in whole:
             client.delete_run(run.info.run_id)
+    # Last, as whoever finds a run that has ended does nothing more.
+    client.set_terminated(run_id)
 
 
 def _dataset(result: StudyResult, folder: StudyFolder) -> "DatasetInput":
