@@ -18,6 +18,8 @@ def begun(tmp_path_factory):
     url = f"sqlite:///{folder}/study.db"
     assert main([*own(folder), "trials=1", "seeds=1", "workers=0", "mlflow.uri=null",
                  *places(folder)]) == 0  # fmt: skip
+    # A worker may come before the study has begun.
+    optuna.create_study(study_name="starts", storage=url)
     for name in ("foreign", "later", "python"):
         optuna.create_study(study_name=name, storage=url).set_user_attr("by", "someone")
     study = optuna.load_study(study_name="later", storage=url)
@@ -43,6 +45,7 @@ study=own | storage=URL, study=NAME
 storage=sqlite:///nosuch.db study=own | own, none
 {storage} study=foreign | foreign, another program, study=NAME
 {storage} study=later | 99, study=NAME
+{storage} study=starts | starts, own
 {storage} study=python | bstune.tune(..., script, storage
 {storage} study=own | --config-dir
 {storage} study=own trials=3 | trials

@@ -24,7 +24,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import event
+from sqlalchemy import create_engine, event, inspect
 from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
@@ -135,12 +135,14 @@ class StudyStorage:
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What :meth:`share` has kept; StudyError where there is no study."""
-        if self._study is None:
+        """What :meth:`share` has kept; StudyError where no such study has begun."""
+        found: dict[str, Any] = {}
+        if self._study is not None:
+            found = self._study.user_attrs.get(SHARED, found)
+        if not found:
             there = optuna.get_all_study_names(self._storage)
             names = ", ".join(there[:NAMED_STUDIES]) or "none"
-            raise StudyError(f"there is no study {self._name}: the storage has {names}")
-        found: dict[str, Any] = self._study.user_attrs.get(SHARED, {})
+            raise StudyError(f"no study {self._name} has begun: the storage has {names}")
         return found
 
     def show_answer(self, answer: Mapping[str, object], text: str) -> None:
@@ -173,14 +175,15 @@ class StudyStorage:
                     self._study = optuna.load_study(study_name=name, storage=self._storage)
                     self._check_own(self._study)
         except (ArgumentError, ImportError, ValueError) as error:
+            reason = hide_in_text(str(error).partition("\n")[0])
             raise InputError(
                 f"storage must be the URL of a database, such as sqlite:///study.db, but got "
-                f"{hide_in_text(url)}: {hide_in_text(str(error))}"
+                f"{hide_in_text(url)}: {reason}"
             ) from error
-        except OSError as error:
-            raise StudyError(
-                f"storage={hide_in_text(url)} cannot be opened: {error.strerror or error}"
-            ) from error
+        # A RuntimeError is Optuna's, of tables of another version.
+        except (OSError, RuntimeError) as error:
+            what = getattr(error, "strerror", None) or error
+            raise StudyError(f"storage={hide_in_text(url)} cannot be opened: {what}") from error
 
     def _check_own(self, study: optuna.Study) -> None:
         """See that a study is of this version of bstune, or empty, as a killed process left it."""
@@ -452,6 +455,7 @@ def _open_database(url: str) -> BaseStorage:
     with _quiet():
         for wait in (*RETRIES, None):
             try:
+                _refuse_others_tables(url)
                 # A connection that a restart has cut is noticed before it is used.
                 options = {"pool_pre_ping": True}
                 storage = RDBStorage(url, options, heartbeat_interval=HEARTBEAT)
@@ -462,6 +466,18 @@ def _open_database(url: str) -> BaseStorage:
                 time.sleep(wait)
     event.listen(storage.engine, "do_connect", _connect_patiently)
     return storage
+
+
+def _refuse_others_tables(url: str) -> None:
+    """StudyError for a database whose tables another program migrates: Optuna would add its own."""
+    engine = create_engine(url)
+    tables = inspect(engine).get_table_names()
+    engine.dispose()
+    if "alembic_version" in tables and "version_info" not in tables:
+        raise StudyError(
+            f"storage={hide_in_text(url)} is the database of another program, such as MLflow: give "
+            f"another one, such as sqlite:///study.db"
+        )
 
 
 def _connect_patiently(dialect: Any, record: Any, args: Any, keywords: Any) -> Any:
