@@ -4,12 +4,14 @@ import argparse
 import gc
 import importlib
 import os
+import signal
 import sys
+import tempfile
 import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,23 +70,25 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
     options = composed.options
     rest = ["lightning", *rest] if lightning else rest
     is_one_run = options.trial.pair is not None
-    begun = None
-    if not is_one_run:
-        from bstune.study.begin import begin
+    with ExitStack() as stack:
+        begun = None
+        if not is_one_run:
+            from bstune.study.begin import begin
 
-        name = options.study or str(options.workload)
-        begun = begin(options, name, began, trains=composed.recipe is not None)
-    from bstune.api import workload_from_config
-    from bstune.studied import run_study
+            name = options.study or str(options.workload)
+            begun = begin(options, name, began, trains=composed.recipe is not None)
+            stack.callback(begun.close)
+        from bstune.api import workload_from_config
+        from bstune.studied import run_study
 
-    workload = workload_from_config(composed, rest)
-    if is_one_run:
-        from bstune.study.once import train_once
+        workload = workload_from_config(composed, rest)
+        if is_one_run:
+            from bstune.study.once import train_once
 
-        record = train_once(options, workload)
-        print(record.model_dump_json() if as_json else _of_one_run(record))
-        return 0
-    result = run_study(options, workload, begun)
+            record = train_once(options, workload)
+            print(record.model_dump_json() if as_json else _of_one_run(record))
+            return 0
+        result = run_study(options, workload, begun)
     print(result.model_dump_json(indent=1) if as_json else result)
     if not as_json:
         print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
@@ -231,7 +235,7 @@ def run(verb: str, arguments: Sequence[str]) -> int:
             if MANY & set(arguments):
                 return many(verb, [one for one in arguments if one not in MANY])
             return VERBS[verb](arguments)
-    except BstuneError as error:
+    except (BstuneError, Interrupted) as error:
         if "debug=true" in arguments:
             traceback.print_exc()
         print(error, file=sys.stderr)
@@ -270,13 +274,22 @@ def _first_row(folder: Path) -> str:
 
 def command() -> None:
     """Run the console script ``bstune``."""
+    # Before a verb and while Python ends, too, Ctrl-C leaves no traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A user without a name has none; caches and MLflow need one.
+    if os.path.expanduser("~") == "~":
+        os.environ["HOME"] = tempfile.gettempdir()
     try:
         status = main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as ``head``, has what it wants. At its end Python flushes once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(end="", flush=True)
+    # A full disk, or a reader such as ``head`` that has what it wants.
+    except OSError as error:
         status = 0
+        if not isinstance(error, BrokenPipeError):
+            print(error, file=sys.stderr)
+            status = 2
+        # At its end Python flushes once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # Python's last look for garbage takes a second, as MLflow's modules are many.
     gc.freeze()
     sys.exit(status)

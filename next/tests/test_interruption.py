@@ -50,7 +50,7 @@ def import_compiled():
 
 
 def log_anyway():
-    with suppress(Exception):
+    with suppress(BaseException):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -58,6 +58,19 @@ def log_anyway():
 def test_what_catches_a_signal_does_not_hide_it(hide):
     with pytest.raises(Interrupted), interruptible():
         hide()
+
+
+def go_on(went_on):
+    with suppress(Exception):
+        signal.raise_signal(signal.SIGINT)
+    went_on.append(True)
+
+
+def test_what_takes_exceptions_for_its_own_does_not_go_on():
+    went_on = []
+    with pytest.raises(Interrupted), interruptible():
+        go_on(went_on)
+    assert not went_on
 
 
 def test_a_second_signal_kills():

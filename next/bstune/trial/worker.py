@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 
 import cloudpickle
 
-from bstune.core.errors import BstuneError, InputError, Interrupted, UserCodeError
+from bstune.core.errors import BstuneError, InputError, UserCodeError
 from bstune.system.failures import last_lines, one_line, where_in_dump
 from bstune.trial.by_value import import_in_order, send_by_value, users_modules
 
@@ -347,8 +347,6 @@ def _call(task: bytes) -> Answer | Failure:
         _Progress.told = 0.0
         function, args = cloudpickle.loads(called)
         return Answer(function(*args))
-    except Interrupted:
-        raise
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         refusal = error if isinstance(error, BstuneError) else None
