@@ -3,8 +3,10 @@
 import argparse
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
@@ -60,6 +62,22 @@ class Composed:
     """``--cfg job``: print ``yaml`` and end."""
 
 
+@contextmanager
+def _one_line_each() -> Iterator[None]:
+    """Let what YAML and OmegaConf refuse in the body be an InputError of one line."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise InputError(_one_line(error.full_key or "", error)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
+        raise InputError(f"{place}: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise InputError(_one_line("a config file is no YAML", error)) from error
+
+
+@_one_line_each()
 def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
     """Compose a command line: ``+workload=NAME OPTION=VALUE --config-dir DIR --cfg job``.
 
@@ -165,7 +183,7 @@ def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], lis
         raise InputError(str(error)) from error
     folders = [CONF]
     if flags.config_dir is not None:
-        if not flags.config_dir.is_dir():
+        if not os.path.isdir(flags.config_dir):
             raise InputError(f"--config-dir must be a folder, but got {flags.config_dir}")
         folders.append(flags.config_dir.absolute())
     return flags, rest, folders
@@ -173,7 +191,8 @@ def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], lis
 
 def _file_of(group: str, name: str | None, folders: Sequence[Path]) -> Path:
     """The file of a workload, an algorithm or a schedule; InputError with a guess for no such."""
-    files = {file.stem: file for folder in folders for file in folder.glob(f"{group}/*.yaml")}
+    found = (file for folder in folders for file in folder.glob(f"{group}/*.yaml"))
+    files = {file.stem: file for file in found if file.is_file()}
     if name in files:
         return files[name]
     meant = guess(name or "", files)
@@ -193,6 +212,7 @@ def _fill_by_name(config: DictConfig, folders: Sequence[Path]) -> None:
             config[group] = OmegaConf.load(_file_of(group, config[group], folders))
 
 
+@_one_line_each()
 def options_from_python(**given: Any) -> Options:
     """Check options that are spelled as Python arguments; see :func:`bstune.options.from_python`.
 
@@ -200,12 +220,9 @@ def options_from_python(**given: Any) -> Options:
     :func:`bstune.options.options_from`.
     """
     defaults = OmegaConf.load(CONF / "config.yaml")
-    try:
-        # Targets, call-backs and other objects are kept as they are.
-        values = OmegaConf.create(from_python(given), flags={"allow_objects": True})
-        config: Any = OmegaConf.merge(defaults, values)
-    except OmegaConfBaseException as error:
-        raise InputError(_one_line(error)) from error
+    # Targets, call-backs and other objects are kept as they are.
+    values = OmegaConf.create(from_python(given), flags={"allow_objects": True})
+    config: Any = OmegaConf.merge(defaults, values)
     _fill_by_name(config, [CONF])
     return options_from(_values(config))
 
@@ -215,8 +232,9 @@ def _fill_from_table(config: DictConfig) -> None:
 
     The baseline is the geometric middle of the recorded batch sizes and of the rates.
     """
-    # A section that is null is refused with the other options.
-    if any(config[section] is None for section in ("budget", "batch_size", "lr", "baseline")):
+    # What is no section is refused with the other options.
+    sections = ("budget", "batch_size", "lr", "baseline")
+    if not all(OmegaConf.is_dict(config[section]) for section in sections):
         return
     # Other workloads need not wait for numpy.
     from bstune.trial.table import find_table
@@ -259,15 +277,14 @@ def _fill_from_best(config: DictConfig, file: Path) -> None:
     best = read_yaml(file)
     if not isinstance(best, dict) or not isinstance(best.get("trial"), dict):
         raise InputError(f"trial={file} must be the best.yaml of a study, which has a trial")
-    with open_dict(config):
-        config.trial.update(best["trial"])
+    OmegaConf.update(config, "trial", best["trial"], force_add=True)
 
 
 def _check_tunable(tunable: Any) -> None:
     """InputError for what a workload cannot say of the further values that ``tune`` may name."""
     entries = tunable.items() if OmegaConf.is_dict(tunable) else [("NAME", tunable)]
     for name, entry in entries:
-        if not OmegaConf.is_dict(entry):
+        if not OmegaConf.is_dict(entry) or not isinstance(entry.get("key", ""), str):
             raise InputError(
                 f"tunable.{name} must be {{key: KEY, low: LOW, high: HIGH}}, but got {entry}"
             )
@@ -311,7 +328,8 @@ def _quoted(argument: str) -> str:
     name, equals, value = argument.partition("=")
     try:
         OverridesParser.create().parse_override(argument)
-    except HydraException as error:
+    # A ValueError is that of a number of more than 4,300 digits.
+    except (HydraException, ValueError) as error:
         # Lists, mappings and what is quoted already are meant as Hydra's own.
         if not equals or value[:1] in ("[", "{", "'", '"'):
             problem = f"{argument} must be OPTION=VALUE as Hydra reads it"
@@ -334,14 +352,8 @@ def _composed(overrides: list[str]) -> DictConfig:
         is_argument = name.partition(".")[0] in NODES
         line = f"there is no {name}: +{name}=VALUE adds it" if is_argument else unknown(name)
         raise InputError(line) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
-        raise InputError(f"{place}: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise InputError(_one_line("a config file is no YAML", error)) from error
-    # Hydra's parser of overrides and of defaults lists raises these.
-    except (ValueError, AssertionError) as error:
+    # Of a file, and of Hydra's parser of overrides and of defaults lists.
+    except (OSError, ValueError, AssertionError) as error:
         raise InputError(_one_line("the config cannot be composed", error)) from error
 
 
@@ -357,7 +369,7 @@ def _one_line(*messages: object) -> str:
 def _values(config: DictConfig) -> dict[str, Any]:
     """Resolve the options of a config; nodes stay as they are written.
 
-    InputError for an option that is missing, and for a reference that leads nowhere.
+    InputError for an option that is missing; OmegaConf's error for a reference that leads nowhere.
     """
     plain: Any = OmegaConf.to_container(config)
     absent = [missing(name) for name in _missing(plain, "")]
@@ -366,15 +378,12 @@ def _values(config: DictConfig) -> dict[str, Any]:
     # Groups of a project's own, such as paths, stand beside the options.
     of_project = set(re.findall(r"\$\{(\w+)", str(plain))) - Options.model_fields.keys()
     values = {}
-    try:
-        for key in plain:
-            value = plain[key] if key in NODES else config[key]
-            if OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value, resolve=True)
-            if key not in PARTS | of_project:
-                values[key] = value
-    except OmegaConfBaseException as error:
-        raise InputError(f"{error.full_key}: {_one_line(error)}") from error
+    for key in plain:
+        value = plain[key] if key in NODES else config[key]
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        if key not in PARTS | of_project:
+            values[key] = value
     return values
 
 

@@ -95,7 +95,8 @@ def _tracking_uri(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+# What databases take.
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=2**63)]
 Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]
 Positive = Annotated[FiniteFloat, BeforeValidator(_number), Field(gt=0)]
 Flag = Annotated[bool, Strict()]
@@ -230,7 +231,7 @@ class Options(Section):
     """Time limit of this command in seconds, answer included; null: none."""
     seeds: Annotated[int, BeforeValidator(_number), Field(ge=1, le=100)]
     """New seeds on which the best configuration and the baseline run."""
-    workers: Annotated[int, BeforeValidator(_number), Field(ge=0)]
+    workers: Annotated[int, BeforeValidator(_number), Field(ge=0, le=1000)]
     """Trials at once, a process with its share of the cores each; 0: in this process, to debug."""
     sampler: Literal["frontier", "tpe", "gp", "random", "qmc", "grid"]
     """What proposes configurations: frontier (the law); Optuna's tpe, gp, qmc, random; grid."""

@@ -1,5 +1,7 @@
 """Command lines: what they compose to, and the line that each mistake ends with."""
 
+import os
+
 import pytest
 import yaml
 from refusals import cases, refused
@@ -32,6 +34,8 @@ FILES = {
     "alone": OWN[OWN.index("data:") :],
     "reference": OWN + "study: ${nowhere}\n",
     "secret": OWN.replace("root:", "api_key: s3cret, root:"),
+    "schedule": OWN + "schedule: ${nowhere}\n",
+    "number": "3\n",
     "ranges": OWN.replace("{key: module.dropout, low: 0, high: 0.5}", "[0, 0.5]"),
     "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
 }
@@ -45,6 +49,7 @@ def folder(tmp_path_factory):
     for name, text in FILES.items():
         (folder / "workload" / f"{name}.yaml").write_text(text)
     (folder / "workload" / "latin.yaml").write_bytes(b"target: \xe4\n")
+    os.mkfifo(folder / "workload" / "pipe.yaml")
     return folder
 
 
@@ -146,9 +151,13 @@ command | words
 +workload=reference | study, nowhere
 +workload=ranges | tunable.dropout, [0, 0.5], low:
 +workload=broken | broken.yaml, line 3
-+workload=latin | YAML
++workload=latin | utf-8
++workload=number | int
++workload=pipe | pipe
++workload=schedule | schedule, nowhere
 +workload=replay | table is missing
 +workload=replay table=nope | nope, fashion_mlp
++workload=replay table=fashion_mlp budget=3 | budget, steps
 +workload=replay table=fashion_mlp schedule_ends=true | schedule_ends, fashion_mlp
 """,
     str,
@@ -156,6 +165,14 @@ command | words
 def test_mistakes(folder, command, words):
     with refused(words):
         compose(["--config-dir", str(folder), *command.replace("-", "", command == "-").split()])
+
+
+def test_values_that_no_config_holds(folder, tmp_path):
+    with refused("survey_seconds, 999"):
+        composed(folder, f"survey_seconds={'9' * 5000}")
+    (tmp_path / "best.yaml").write_text("trial: {lr: 2001-01-01}")
+    with refused("lr, date"):
+        composed(folder, f"trial={tmp_path}/best.yaml")
 
 
 def test_a_mistake_shows_no_password(folder):

@@ -52,6 +52,7 @@ def test_nodes(node, built):
     """
 parts | words
 module: null | module, _target_
+algorithm: {lr: 1} | algorithm._target_
 data: {_target_: a.B, x: '${nope}'} | data.x, nope
 data: {_target_: a.B, x: '${trial.steps}'} | data.x, trial.steps
 trainer: {x: '${oc.env:BSTUNE_NOPE}'} | trainer.x, BSTUNE_NOPE

@@ -52,6 +52,8 @@ def test_rows_of_other_settings_are_refused(tmp_path):
         ["vectorization", "size=-3"],
         ["vectorization", "size=[3"],
         ["vectorization", "size"],
+        ["vectorization", "run=3"],
+        ["vectorization", "output=null"],
     ],
 )
 def test_what_is_no_sweep_and_no_setting_is_refused(arguments, tmp_path, monkeypatch, capsys):

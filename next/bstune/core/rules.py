@@ -69,19 +69,29 @@ def lr_of(
             f"noise_scale is missing: scaling={rule} turns at it; give it in examples, or the "
             f"critical batch size in its place"
         )
-    baseline_batch_size, baseline_lr = baseline
-    given = {
-        "batch_size": batch_size,
-        "baseline's batch size": baseline_batch_size,
-        "baseline's lr": baseline_lr,
-        "noise_scale": 1.0 if noise_scale is None else noise_scale,
-    }
-    for name, value in given.items():
-        if not 0.0 < value < math.inf:
-            raise InputError(f"{name} must be a positive number, but got {value}")
-    noise = given["noise_scale"]
-    at_baseline = divisor(rule, noise / baseline_batch_size)
-    return float(baseline_lr * at_baseline / divisor(rule, noise / batch_size))
+    try:
+        baseline_batch_size, baseline_lr = baseline
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"baseline must be (batch size, learning rate), but got {baseline!r:.100}"
+        ) from error
+    size = _positive("batch_size", batch_size)
+    size_today = _positive("baseline's batch size", baseline_batch_size)
+    lr_today = _positive("baseline's lr", baseline_lr)
+    noise = 1.0 if noise_scale is None else _positive("noise_scale", noise_scale)
+    at_baseline = divisor(rule, noise / size_today)
+    return float(lr_today * at_baseline / divisor(rule, noise / size))
+
+
+def _positive(name: str, value: Any) -> float:
+    """A positive finite number; InputError for another value."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise InputError(f"{name} must be a positive number, but got {value!r:.100}")
+    return number
 
 
 def allowed_rules(

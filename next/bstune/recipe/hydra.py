@@ -45,9 +45,9 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
     Raises:
         InputError: if a node is missing, or a reference leads nowhere.
     """
-    for key in ("data", "module"):
-        if parts.get(key) is None:
-            raise InputError(f"{key} is missing: name what builds it, as {key}._target_=PATH")
+    for key in ("data", "module", *(key for key in PARTIAL if parts.get(key))):
+        if "_target_" not in (parts.get(key) or ()):
+            raise InputError(f"{key} does not name what builds it: give {key}._target_=PATH")
     tuned = [tunable.name for tunable in options.tunables]
     names = [*tuned, *(options.trial.values or {}), *(parts.get("tunable") or {})]
     keys = {name: _key_of(parts, name) for name in names}

@@ -4,6 +4,7 @@ Nothing that the file or the script names is imported here, but in the worker.
 """
 
 import argparse
+import os
 import re
 import runpy
 import sys
@@ -85,7 +86,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[CliFile, list[str]]:
         else:
             options.append(word)
     for path in named or ["config.yaml"]:
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise InputError(f"lightning needs a file of LightningCLI, but there is no {path}")
     return CliFile(tuple(named), tuple(overrides), lr_key), options
 
@@ -102,9 +103,10 @@ def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
     read, trainer = [], dict[str, Any]()
     for path in file.files:
         sections = read_yaml(Path(path))
-        if not isinstance(sections, dict):
+        section = (sections.get("trainer") or {}) if isinstance(sections, dict) else None
+        if not isinstance(section, dict):
             raise InputError(f"{path} is no file of LightningCLI, with model, data and trainer")
-        trainer |= sections.get("trainer") or {}
+        trainer |= section
         read.append(sections)
     overrides = dict(override.removeprefix("--").split("=", 1) for override in file.overrides)
     options = {}

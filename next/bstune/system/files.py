@@ -143,9 +143,9 @@ def claim_folder(folder: StudyFolder, study: str, storage: str) -> None:
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Refuse a link, and let what the system refuses be a StudyError that names the file."""
-    if path.is_symlink():
-        raise StudyError(f"{path} is a link, which bstune does not follow: remove it")
     try:
+        if path.is_symlink():
+            raise StudyError(f"{path} is a link, which bstune does not follow: remove it")
         yield
     except OSError as error:
         raise StudyError(f"{path} cannot be written: {error.strerror or error}") from error

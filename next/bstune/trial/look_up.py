@@ -146,10 +146,15 @@ def _look_up(
     def build_data(_: TrialSettings) -> Any:
         built = recipe.data(of_data)
         data.append(built)
-        if not hasattr(built, "train_dataloader"):
+        make_loader = getattr(built, "train_dataloader", None)
+        if make_loader is None:
+            if not isinstance(built, tuple | list):
+                raise InputError(
+                    f"data must build a LightningDataModule, or a train and a validation loader, "
+                    f"but got {built!r:.100}"
+                )
             loaders.append(built[0])
             return built
-        make_loader = built.train_dataloader
 
         def train_dataloader() -> Any:
             loaders.append(make_loader())

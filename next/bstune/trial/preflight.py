@@ -304,9 +304,11 @@ def _check_rate(
         runs.append(_weights(_trained(recipe, trial)))
     if _are_equal(*runs):
         kind = type(trainer.lightning_module).__name__
+        # A module may have none.
+        own = f", at {rates[0][0]:g}" if rates else ""
         remedy = (
-            f", at {rates[0][0]:g}; in configure_optimizers, give self.lr to it or to its "
-            f"schedule, or give override_lr=True"
+            f"{own}; in configure_optimizers, give self.lr to it or to its schedule, or give "
+            f"override_lr=True"
         )
         if recipe.override_lr:
             remedy = "; leave out what sets it later"

@@ -28,7 +28,7 @@ class Run(BaseModel):
     batch_size: Positive
     lr: Positive
     seed: int
-    steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_rising)]
+    steps: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], AfterValidator(_rising)]
     metric: tuple[FiniteFloat, ...]
     seconds_per_step: Positive
     status: str | None = None
