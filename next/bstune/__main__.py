@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import sys
-import tempfile
 import textwrap
 import time
 import traceback
@@ -276,9 +275,6 @@ def command() -> None:
     """Run the console script ``bstune``."""
     # Before a verb and while Python ends, too, Ctrl-C leaves no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # A user without a name has none; caches and MLflow need one.
-    if os.path.expanduser("~") == "~":
-        os.environ["HOME"] = tempfile.gettempdir()
     try:
         status = main(sys.argv[1:])
         print(end="", flush=True)

@@ -389,7 +389,7 @@ def _values(config: DictConfig) -> dict[str, Any]:
 
 def _missing(value: Any, name: str) -> Iterator[str]:
     """Name the keys below one whose value has to be given."""
-    if value == "???":
+    if isinstance(value, str) and value == "???":
         yield name
     if isinstance(value, dict):
         for key, inner in value.items():

@@ -100,7 +100,8 @@ Count = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=2**63)]
 Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]
 Positive = Annotated[FiniteFloat, BeforeValidator(_number), Field(gt=0)]
 Flag = Annotated[bool, Strict()]
-Text = Annotated[str, Field(min_length=1)]
+# No name of a file has a null character.
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Values = dict[str, Annotated[int | FiniteFloat, BeforeValidator(_number)]]
 Node = dict[str, Any]
 

@@ -19,7 +19,7 @@ from bstune.study.begin import Begun
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
 from bstune.study.workload import Workload, config_of, in_best_file, in_words, python_call
-from bstune.system.files import StudyFolder, claim_folder, discard
+from bstune.system.files import StudyFolder, claim_folder, discard, ensure_home
 from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
 
@@ -150,6 +150,7 @@ def driven(
     Returns:
         The trials, as of :func:`bstune.studied.studied`.
     """
+    ensure_home()
     name = str(options.study)
     if options.tunables:
         train_command = partial(in_best_file, options.output)

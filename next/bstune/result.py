@@ -144,7 +144,10 @@ class Result(StudyResult):
 
 def load(folder: str | Path) -> Result:
     """Read the result of a study from its folder; InputError if there is none."""
-    root = Path(folder)
+    try:
+        root = Path(folder)
+    except TypeError as error:
+        raise InputError(f"a study's folder must be a path, but got {folder!r:.100}") from error
     return Result(**read_result(root).model_dump(), folder=root)
 
 
@@ -217,6 +220,10 @@ def compare(
     Raises:
         InputError: a folder has no study, or they have two metrics or no sizes.
     """
+    if isinstance(studies, str) or not isinstance(studies, Sequence):
+        raise InputError(f"compare takes a list of studies, but got {studies!r:.100}")
+    if values is not None and not isinstance(values, Mapping):
+        raise InputError(f"values must be sizes by the studies' names, but got {values!r:.100}")
     results = [one if isinstance(one, Result) else load(one) for one in studies]
     names = [result.study for result in results]
     if len(set(names)) < len(names):

@@ -37,13 +37,12 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
         raise InputError(
             f"{folder} is a study of other settings: give another output, or delete it and {asked}"
         )
-    output.mkdir(parents=True, exist_ok=True)
-    write_text(asked, json.dumps([*arguments]))
     if StudyFolder(folder).curve.exists():
         return load(folder)
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
     command = [*arguments, *where]
     composed = compose(command)
+    write_text(asked, json.dumps([*arguments]))
     return run_study(composed.options, workload_from_config(composed, command))
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from refusals import cases
+from refusals import cases, refused
 from results import critical, of_curve
 from scipy.stats import linregress
 from scipy.stats import t as student
@@ -82,6 +82,20 @@ def test_what_cannot_be_compared(second, over, values):
     studies = {"a": a_study(50)} | ({"b": second} if second else {})
     with pytest.raises(InputError):
         compared(studies, over, values)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: bstune.load(3), "path, 3"),
+        (lambda: bstune.compare(3), "list, 3"),
+        (lambda: bstune.compare("ab"), "list, ab"),
+        (lambda: bstune.compare(["a", None], values=3), "values, 3"),
+    ],
+)
+def test_arguments_of_other_kinds(call, words):
+    with refused(words):
+        call()
 
 
 def test_the_verb_and_the_call(tmp_path, capsys):

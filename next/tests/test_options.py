@@ -27,7 +27,7 @@ GIVEN = {
 # The options of design.md, section 1: values that the model takes, and values that it refuses.
 OPTIONS = rows("""
 workload study mlflow.uri | null, a | 3
-output storage data_root mlflow.experiment | a | '', null
+output storage data_root mlflow.experiment | a | '', null, "a\\0b"
 objective | time, metric | loss, null
 target | null, acc >= 1 | val/loss, val/loss < 0.1, a <= inf
 budget.examples devices | 1, 64 | 0, 1.5, true, '3', null

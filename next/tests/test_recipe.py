@@ -146,6 +146,8 @@ def test_data(data, batch_size):
         ({"module": Wide}, "module=Wide, width"),
         ({"module": lambda: Net(0.1)}, "module, override_lr=True"),
         ({"module": 3}, "module, 3"),
+        ({"module": int}, "module, int"),
+        ({"trainer": 3}, "trainer, 3"),
         ({"data": ("train", "validation", "test")}, "data, test"),
         ({"data": lambda a, b: None}, "needs a, b:"),
     ],

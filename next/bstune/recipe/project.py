@@ -42,6 +42,8 @@ def recipe_of_project(
             f"module must be a class or a function, so that each trial starts untrained, but got "
             f"an instance: give {name}, or lambda trial: {name}(lr=trial.lr)"
         )
+    if trainer is not None and not isinstance(trainer, Mapping):
+        raise InputError(f"trainer must be arguments by their names, but got {trainer!r:.100}")
     usual = {one.name: one.value(0.5) for one in options.tunables} | (options.baseline.values or {})
     is_given = hasattr(data, "train_dataloader") and not isinstance(data, type)
     if isinstance(data, tuple | list) and len(data) == 2:
@@ -176,9 +178,13 @@ def _builder(
     Raises:
         InputError: if it cannot be called, lacks an argument for the rate, or needs others.
     """
-    if not callable(function):
-        raise InputError(f"{what} must be a class or a function, but got {function!r:.100}")
-    values, others = _arguments(function, usual, left)
+    try:
+        values, others = _arguments(function, usual, left)
+    # What cannot be called, and a class of Python's own, tell no arguments.
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{what} must be a class or a function, but got {function!r:.100}"
+        ) from error
     name = _name_of(function, what)
     is_class = isinstance(function, type)
     # A function of one argument is a function of the trial.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.system.files import StudyFolder, claim_folder
+from bstune.system.files import StudyFolder, claim_folder, ensure_home
 from bstune.system.ticker import Ticker
 from bstune.trial.ranks import Ranks
 from bstune.trial.worker import AnyWorker, InProcess, Worker, call, value_of
@@ -93,6 +93,7 @@ def begin(
         BstuneError: for options and a folder that cannot be used.
     """
     at = time.monotonic() if at is None else at
+    ensure_home()
     # A process each, also on CUDA, imports torch before anything can be asked of it.
     there = len(os.sched_getaffinity(0))
     if options.devices > there:

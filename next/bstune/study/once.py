@@ -16,7 +16,7 @@ from bstune.study.machine import machine_of, surveyed
 from bstune.study.prepare import looked_up
 from bstune.study.storage import StudyStorage
 from bstune.study.workload import Workload
-from bstune.system.files import StudyFolder, discard_folder, write_text
+from bstune.system.files import StudyFolder, discard_folder, ensure_home, write_text
 from bstune.trial.worker import AnyWorker, Worker
 
 
@@ -29,6 +29,7 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
     """
     if workload.recipe is None:
         raise InputError("recorded runs have no survey: name a workload that is trained")
+    ensure_home()
     with TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
         machine = machine_of(options, worker)
         patience = HangWatch(trial_seconds=options.trial_seconds).limit

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +39,15 @@ class Owner(Frozen):
     schema_number: Literal[1] = 1
     study: str
     storage: str
+
+
+def ensure_home() -> None:
+    """Give a user who has no home, such as one without a name, a temporary one.
+
+    Caches, data and MLflow lie there.
+    """
+    if os.path.expanduser("~") == "~":
+        os.environ["HOME"] = tempfile.gettempdir()
 
 
 @dataclass(frozen=True)
