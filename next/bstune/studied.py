@@ -96,7 +96,7 @@ def studied(
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
     failed = "failed; the same command goes on with what is stored"
-    with ExitStack() as stack, database_errors(options.storage, failed):
+    with database_errors(options.storage, failed), ExitStack() as stack:
         begun = begun or begin(options, name, trains=workload.table is None)
         stack.callback(begun.close)
         ticker, stopwatch = begun.ticker, Stopwatch(begun.at)

@@ -58,12 +58,11 @@ def compare(
         the study's B_crit is as the first one's, by the geometric mean over seeds, and the ends of
         its 90% interval by Welch's t of the logs.
     """
-    others = [(folder.name, load(folder)) for folder in folders]
     found = []
     for name, seed in product(studies, seeds):
         arguments = [*common, *studies[name], *options, f"seed={seed}"]
         found.append((name, study(f"{name}-{seed}", output, arguments)))
-    found += others
+    found += [(folder.name, load(folder)) for folder in folders]
     table = DataFrame([{factor: name, "study": one.study} | row(one) for name, one in found])
     ratios = np.exp(over_first(np.log(table["b_crit"]), table[factor])).add_prefix("ratio_")
     table = table.merge(ratios, how="left", left_on=factor, right_index=True)
