@@ -73,7 +73,7 @@ def _one_line_each() -> Iterator[None]:
         mark = error.problem_mark
         place = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
         raise InputError(f"{place}: {error.problem}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeError) as error:
         raise InputError(_one_line("a config file is no YAML", error)) from error
 
 

@@ -35,6 +35,7 @@ FILES = {
     "reference": OWN + "study: ${nowhere}\n",
     "secret": OWN.replace("root:", "api_key: s3cret, root:"),
     "schedule": OWN + "schedule: ${nowhere}\n",
+    "by_name": OWN + "algorithm: latin\n",
     "number": "3\n",
     "ranges": OWN.replace("{key: module.dropout, low: 0, high: 0.5}", "[0, 0.5]"),
     "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
@@ -49,6 +50,8 @@ def folder(tmp_path_factory):
     for name, text in FILES.items():
         (folder / "workload" / f"{name}.yaml").write_text(text)
     (folder / "workload" / "latin.yaml").write_bytes(b"target: \xe4\n")
+    (folder / "algorithm").mkdir()
+    (folder / "algorithm" / "latin.yaml").write_bytes(b"x: \xe4\n")
     os.mkfifo(folder / "workload" / "pipe.yaml")
     return folder
 
@@ -155,6 +158,7 @@ command | words
 +workload=number | int
 +workload=pipe | pipe
 +workload=schedule | schedule, nowhere
++workload=by_name | YAML
 +workload=replay | table is missing
 +workload=replay table=nope | nope, fashion_mlp
 +workload=replay table=fashion_mlp budget=3 | budget, steps

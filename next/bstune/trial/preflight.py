@@ -304,8 +304,8 @@ def _check_rate(
         runs.append(_weights(_trained(recipe, trial)))
     if _are_equal(*runs):
         kind = type(trainer.lightning_module).__name__
-        # A module may have none.
-        own = f", at {rates[0][0]:g}" if rates else ""
+        # A module may have none, or one without parameters.
+        own = f", at {rates[0][0]:g}" if any(rates) else ""
         remedy = (
             f"{own}; in configure_optimizers, give self.lr to it or to its schedule, or give "
             f"override_lr=True"
