@@ -48,6 +48,11 @@ class Data(LightningDataModule):
         return DataLoader(examples(1), batch_size=EXAMPLES)
 
 
+class WithTest(Data):
+    def test_dataloader(self):
+        return self.val_dataloader()
+
+
 class Guarded(Data):
     """Data behind a token."""
 
@@ -87,6 +92,27 @@ def step_by_hand(module, loss):
     module.manual_backward(loss)
     for optimizer in optimizers:
         optimizer.step()
+
+
+class Counts(Model):
+    """It keeps the sizes of its batches, of training and test."""
+
+    calls = []
+    tested = []
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append(len(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch, batch_idx):
+        self.tested.append(len(batch[0]))
+        self.log("test/loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.lr)
+        length = self.trainer.max_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / length)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 class Raises(Model):

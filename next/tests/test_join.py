@@ -1,4 +1,4 @@
-"""``bstune worker``: who may join a study, and what its trials tell."""
+"""Who shares a study's storage and folder: ``bstune worker``, one run, other programs."""
 
 import json
 
@@ -13,11 +13,12 @@ from bstune.core.records import Record
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A folder with a study of the small project that has ended, and others' studies beside it."""
+    """A folder with one run, a study of the same project that has ended, and others' studies."""
     folder = tmp_path_factory.mktemp("begun")
     url = f"sqlite:///{folder}/study.db"
-    assert main([*own(folder), "trials=1", "seeds=1", "workers=0", "mlflow.uri=null",
-                 *places(folder)]) == 0  # fmt: skip
+    own(folder)
+    one_run(folder)
+    assert main([*command(folder), "trials=1", "seeds=1"]) == 0
     for name in ("foreign", "later", "python"):
         optuna.create_study(study_name=name, storage=url).set_user_attr("by", "someone")
     study = optuna.load_study(study_name="later", storage=url)
@@ -28,11 +29,29 @@ def begun(tmp_path_factory):
     return folder
 
 
+def command(folder):
+    """The command line of the study."""
+    config = ["--config-dir", f"{folder}/conf", "+workload=own"]
+    return [*config, *places(folder), "workers=0", "mlflow.uri=null"]
+
+
+def one_run(folder):
+    """Train a configuration once; its history."""
+    assert main([*command(folder), "trial.batch_size=32", "trial.lr=0.05"]) == 0
+    (of_run,) = (folder / "out").glob("trial-*")
+    assert (of_run / "checkpoint.ckpt").stat().st_size > 0
+    return Record.model_validate_json((of_run / "trials.jsonl").read_text()).history
+
+
+def test_one_run_of_a_configuration_shares_a_folder_with_a_study(begun):
+    """It has the same history each time."""
+    history = one_run(begun)
+    assert history[-1][1] <= 0.1
+    assert one_run(begun) == history
+
+
 def attributes(url):
-    return {
-        name: optuna.load_study(study_name=name, storage=url).user_attrs
-        for name in optuna.get_all_study_names(url)
-    }
+    return {one.study_name: one.user_attrs for one in optuna.get_all_study_summaries(url)}
 
 
 @cases(
@@ -66,9 +85,8 @@ def test_who_cannot_join_is_told_in_one_line(begun, tmp_path, monkeypatch, capsy
 def test_tune_leaves_the_study_of_another_program_alone(begun, tmp_path, capsys):
     url = f"sqlite:///{begun}/study.db"
     before = attributes(url)
-    arguments = [*own(tmp_path), "workers=0", f"storage={url}", f"output={tmp_path}/out"]
     for name in ("foreign", "later"):
-        assert main([*arguments, f"study={name}"]) == 2
+        assert main([*command(begun), f"output={tmp_path}/out", f"study={name}"]) == 2
         assert name in capsys.readouterr().err
     assert attributes(url) == before
 

@@ -1,11 +1,8 @@
 """A study on a real PostgreSQL server: several processes, restarts, frozen processes, no server."""
 
 import itertools
-import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -15,6 +12,7 @@ from pathlib import Path
 import optuna
 import pytest
 from postgres import INITDB, Postgres
+from processes import FORK, started
 from refusals import refused
 from test_loop import PLAN, asked_trials
 from test_storage import QUESTION, SPACE, ask, record_of
@@ -28,7 +26,6 @@ pytest.importorskip("psycopg", reason="psycopg is not installed: pip install bst
 pytestmark = pytest.mark.skipif(
     INITDB is None, reason="PostgreSQL's server is not installed: apt-get install postgresql"
 )
-FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(scope="module")
@@ -46,40 +43,33 @@ def open_study(url):
     return storage
 
 
-def start(folder, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    return subprocess.Popen(
-        [sys.executable, "-m", "bstune", *arguments, "table=fashion_mlp", "output=out"],
-        cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
 def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path):
     url = server.new_url()
     name = "replay-fashion_mlp"
-    tune = ["+workload=replay", "trials=24", "mlflow.uri=null", f"storage={url}"]
-    join = ["worker", f"storage={url}", f"study={name}"]
-    first = start(tmp_path, *tune)
+    own = ["table=fashion_mlp", f"storage={url}", f"output={tmp_path}/out"]
+    tune = ["+workload=replay", "trials=24", "mlflow.uri=null", *own]
+    join = ["worker", f"study={name}", *own]
+    first = started(tmp_path / "first.txt", main, tune)
     study, deadline = None, time.monotonic() + 60
     while study is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+        time.sleep(0.05)
         if name in optuna.get_all_study_names(url):
             study = optuna.load_study(study_name=name, storage=url)
-    second = start(tmp_path, *join)
+    second = started(tmp_path / "second.txt", main, join)
     while len({trial.user_attrs.get("process") for trial in study.trials}) < 2:
         assert time.monotonic() < deadline
-        time.sleep(0.2)
+        time.sleep(0.05)
     before = {trial.number: trial.user_attrs.get("record") for trial in study.trials}
     server.stop()
     server.start()
     # What the restart has cut in the middle ends with one line, and the command goes on.
     for process, command in ((second, join), (first, tune)):
-        error = process.communicate(timeout=100)[1]
-        if process.returncode:
-            assert (process.returncode, "Traceback" in error) == (2, False)
-            again = start(tmp_path, *command)
-            again.communicate(timeout=100)
-            assert again.returncode == 0
+        process.join(100)
+        if process.exitcode:
+            assert process.exitcode == 2
+            assert main(command) == 0
+    for log in tmp_path.glob("*.txt"):
+        assert "Traceback" not in log.read_text()
     trials = optuna.load_study(study_name=name, storage=url).trials
     for number, record in before.items():
         assert record in (None, trials[number].user_attrs.get("record"))

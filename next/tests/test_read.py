@@ -50,12 +50,11 @@ def test_a_broken_record_is_refused_with_its_line(tmp_path):
         read_records(tmp_path)
 
 
-def test_a_reader_that_closes_its_pipe_is_no_failure(tmp_path):
-    """``bstune report FOLDER | head -1``."""
-    (tmp_path / "curve.json").write_text(result().model_dump_json())
-    command = [sys.executable, "-m", "bstune", "report", str(tmp_path)]
+def test_a_reader_that_closes_its_pipe_is_no_failure():
+    """``bstune ... | head -1``."""
     reader, writer = os.pipe()
     os.close(reader)
+    command = [sys.executable, "-m", "bstune", "--version"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
