@@ -15,6 +15,7 @@ from contextlib import redirect_stdout
 import matplotlib.pyplot
 import optuna
 import pytest
+import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from processes import started
@@ -68,9 +69,8 @@ def test_the_folder_has_all_files(finished):
     assert bstune.load(folder / "out").model_dump() == result.model_dump()
 
 
-def test_the_same_call_adds_nothing_and_more_seeds_continue_a_study(finished):
+def test_more_seeds_continue_a_study_and_another_target_does_not(finished):
     result, folder = finished
-    assert tune(folder, **COUNTS).model_dump() == result.model_dump()
     with refused("target", BstuneError):
         tune(folder, **COUNTS, target="val/loss <= 0.3")
     more = tune(folder, **COUNTS, seeds=3)
@@ -215,20 +215,6 @@ def test_a_study_that_runs_is_answered_and_its_own_target_has_its_own_answer(
     assert so_far == dumped(study, "spent")
 
 
-def test_a_study_by_a_grid_is_answered_and_goes_on(tmp_path):
-    arguments = [*REPLAY, *places(tmp_path), "sampler=grid", "objective=steps"]
-    searched = []
-    for trials in (4, 6):
-        assert main([*arguments, f"trials={trials}"]) == 0
-        result = bstune.load(tmp_path / "out")
-        assert (result.reached, result.configurations) == (True, trials)
-        of_search = [one for one in result.records if one.role == "search"]
-        searched.append([(one.batch_size, one.lr, one.max_steps) for one in of_search])
-    assert searched[1][: len(searched[0])] == searched[0]
-    # It tells what it measured, at powers of two.
-    assert set() < {one.batch_size for one in result.measured} <= {8 * 2**k for k in range(10)}
-
-
 def test_advised_commands_are_taken(tmp_path, capsys):
     short = ["sampler=tpe", "budget.steps=20", "budget.examples=2000", "trials=4"]
     assert main([*REPLAY, *places(tmp_path), *short]) == 0
@@ -236,18 +222,24 @@ def test_advised_commands_are_taken(tmp_path, capsys):
     assert not result.reached
     # The same trials tell it.
     assert printed_json(capsys, *shlex.split(result.easier)[3:])["reached"]
-    assert main([*shlex.split(result.next)[3:], "trials=3"]) == 0
-    assert bstune.load(tmp_path / "out-2").study.endswith("-2")
+    assert main([*shlex.split(result.next)[3:], "--cfg", "job"]) == 0
+    told = yaml.safe_load(capsys.readouterr().out)
+    assert (told["output"], told["study"][-2:]) == (f"{tmp_path}/out-2", "-2")
 
 
 def test_several_studies_whichever_fails(tmp_path, capsys):
-    """Each has a name and a folder of its own."""
-    command = [*REPLAY, "table=nosuch,fashion_mlp", "trials=1", f"output={tmp_path}"]
-    assert main(["-m", *command, f"storage=sqlite:///{tmp_path}/study.db"]) == 2
+    """Each has a name and a folder of its own; the one that does not fail is of a grid."""
+    command = ["-m", *REPLAY, "table=nosuch,fashion_mlp", f"output={tmp_path}"]
+    grid = ["sampler=grid", "objective=steps", "trials=6"]
+    assert main([*command, *grid, f"storage=sqlite:///{tmp_path}/study.db"]) == 2
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    assert bstune.load(folder).study == folder.name == "replay-fashion_mlp"
+    result = bstune.load(folder)
+    assert result.study == folder.name == "replay-fashion_mlp"
     names = [f"x/replay-{pair}" for pair in ("a-0", "a-1", "b-0", "b-1")]
     assert list(split(["+workload=replay", "table=a,b", "seed=0,1", "output=x"])) == names
+    # It tells what it measured, at powers of two.
+    assert (result.reached, result.configurations) == (True, 6)
+    assert set() < {one.batch_size for one in result.measured} <= {8 * 2**k for k in range(10)}
     for wrong in (["-m", "+workload=digits", "seed=0"], ["report", "-m", str(tmp_path)]):
         assert main(wrong) == 2
     assert capsys.readouterr().err.count("-m ") >= 2
@@ -298,10 +290,7 @@ def own(folder, module="Model"):
     return ["--config-dir", str(folder / "conf"), "+workload=own"]
 
 
-def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(tmp_path, monkeypatch, capsys):
-    # matplotlib keeps its list of fonts.
-    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(own_surveys, tmp_path, capsys):
     arguments = [*own(tmp_path), *places(tmp_path), "budget.seconds=0.5"]
     arguments += ["data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
     at_once = ["workers=2", "threads=null", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]
@@ -325,9 +314,10 @@ def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(tmp_path, monkey
     pairs = list(itertools.pairwise(study.trials))
     assert any(later.datetime_start < one.datetime_complete for one, later in pairs)
     assert len({record.place for record in result.records}) == len(result.records)
-    # When the study goes on, its budget of seconds is as many steps as before.
+    # The same command adds nothing, and its budget of seconds is as many steps as before.
     again = ["survey=refresh", "workers=0", f"threads={threads}", "mlflow.uri=null"]
     assert main([*arguments, *again]) == 0
+    assert bstune.load(tmp_path / "out").records == result.records
     assert json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"] == found
 
 
