@@ -185,14 +185,16 @@ def application(tmp_path, name):
 
 def test_jobs_are_pruned_and_resumed_as_a_loop_of_ones_own_is(tmp_path):
     folder = application(tmp_path, "hydra_digits")
-    status, printed, jobs = run(folder, "hydra.sweeper.trials=6", NO_MLFLOW)
+    status, printed, jobs = run(
+        folder, "hydra.sweeper.trials=6", "hydra.sweeper.seeds=1", NO_MLFLOW
+    )
     assert status == 0, printed
     result = bstune.load(folder / "outputs/train")
     assert result.train is None or "python train.py batch_size=" in printed
     digits = SimpleNamespace(**runpy.run_path(str(folder / "train.py")))
     study = bstune.Study(
         "train", target="val/loss <= 0.4", baseline=(64, 0.5), batch_size=(16, 256), lr=(0.02, 8.0),
-        budget=400, trials=6, seeds=2, output=str(tmp_path / "own"),
+        budget=400, trials=6, seeds=1, output=str(tmp_path / "own"),
         storage=f"sqlite:///{tmp_path}/own.db", mlflow={"uri": None},
     )  # fmt: skip
     # The last one is not told before another is asked for.
@@ -219,8 +221,9 @@ def test_a_config_of_hydras_optuna_sweeper_changed_in_one_line(tmp_path):
     folder = application(tmp_path, "hydra_number")
     config = folder / "conf/config.yaml"
     text = config.read_text()
+    words = ["hydra.sweep.dir=sweep", "+hydra.sweeper.seeds=1", NO_MLFLOW]
     config.write_text(text.replace("hydra/sweeper: optuna", "hydra/sweeper: bstune"))
-    status, printed, jobs = run(folder, "fault=memory", "hydra.sweep.dir=sweep", NO_MLFLOW)
+    status, printed, jobs = run(folder, "fault=memory", *words)
     assert status == 0, printed
     result = bstune.load(folder / "outputs/train")
     statuses = {record.status for record in result.records}

@@ -135,7 +135,7 @@ def test_options_that_the_files_trainer_tells():
     assert (options.study, options.workload) == ("config", "config")
 
 
-STUDY = ["workers=0", "survey=off", "mlflow.uri=null", "trials=3", "seeds=1"]
+STUDY = ["workers=0", "survey=off", "mlflow.uri=null", "trials=2", "seeds=1"]
 
 
 def test_a_file_is_tuned_and_its_best_trained(capsys):
