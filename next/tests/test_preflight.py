@@ -281,6 +281,18 @@ class SavesAnObject(Model):
         checkpoint["own"] = Path()
 
 
+class ReadsTraining(Model):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        schedule = {"scheduler": lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "loss"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
 class NoRate(Model):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -328,6 +340,7 @@ SeedsItself | Data | {} | 1 | true | false | 1
 HiddenState | Data | {} | 1 | false | true | 1
 HiddenByEpoch | Data | {} | 1 | false | true | 1
 SavesAnObject | Data | {} | 1 | false | true | 1
+ReadsTraining | Data | {} | 1 | false | true | 1
 RateByHook | Data | {} | 1 | true | true | 0
 NeedsTwo | Data | {} | 16 | true | true | 0
 Sum | Data | {} | 1 | true | true | 1

@@ -50,7 +50,7 @@ COLUMNS_OF_VALUE = 3
 # Prior means and standard deviations in the order of the columns; SHIFT is a Student's t with 3
 # degrees of freedom. The level's mean is a quarter of the budget. They are wide guesses: a factor
 # of 20 for the level, of 6 for B_crit, 2.5 octaves for the rate. Without a prior around the rule
-# the old search was 1.14 times as far off after 10 times the best trial's cost.
+# bstune 0.1 was 1.14 times as far off after 10 times the best trial's cost.
 LEVEL_BELOW_BUDGET = math.log(4.0)
 MEANS = (0.0, 0.0, 0.0, 0.0, math.log(0.45), math.log(1.2), math.log(0.15))
 SPREADS = (3.0, math.log(6.0), 2.5, 0.35, 0.35, 0.4, 0.5)

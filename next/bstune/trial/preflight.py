@@ -28,7 +28,7 @@ from bstune.recipe.recipe import Recipe, TrialSettings, settings_of
 from bstune.system.failures import one_line
 from bstune.trial.checks import Checks, Schedule
 from bstune.trial.lightning import StopAtTarget, fit
-from bstune.trial.look_up import STEPS, loader_of, look, rule_of
+from bstune.trial.look_up import STEPS, Looked, loader_of, look, rule_of
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.trainer import base_rates
 from bstune.trial.trial import Trial, may_be_of_size
@@ -78,6 +78,10 @@ STARTS_AFRESH = (
     "stopped trials start afresh, as a resumed one differs from one that was never stopped: what "
     "changes in training has to be in the checkpoint, in plain data, such as a schedule that "
     "configure_optimizers returns"
+)
+READS_TRAINING = (
+    "stopped trials start afresh, as {} reads {}, whose mean over an epoch no checkpoint keeps: "
+    "let it monitor a metric of validation"
 )
 IS_SUM = (
     "the training loss is a sum over the batch, so that the best lr grows by a factor of 1/B less "
@@ -139,7 +143,8 @@ def preflight(
     """
     low, batch_size, high = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
-    trainer = _looked(recipe, batch_size, lr, target)
+    looked = _looked(recipe, batch_size, lr, target)
+    trainer = looked.trainer
     other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
     _check_rate(recipe, trainer, other, batch_size, lr, target)
     if recipe.noise_scale:
@@ -151,6 +156,7 @@ def preflight(
     if low == batch_size:
         _check_validation(recipe, high, lr, batches=1)
     trained_at, resumes = _resumption(recipe, (low, batch_size), lr, budget, target, until)
+    read_training = _read_training(looked)
     # Without time for a resumption there is none for this.
     may_sum = resumes is not None and rule_of(other.optimizers) == "linear"
     is_sum = may_sum and _is_sum(recipe, batch_size, lr)
@@ -162,11 +168,13 @@ def preflight(
         lines.append(NO_TIME)
     elif not resumes:
         lines.append(STARTS_AFRESH)
+    else:
+        lines += read_training
     if is_sum:
         lines.append(IS_SUM)
     return Checks(
         batch_size=trained_at,
-        resumes=bool(resumes),
+        resumes=bool(resumes) and not read_training,
         seeds_differ=seeds_differ,
         is_sum=is_sum,
         schedules=tuple(schedules),
@@ -174,7 +182,7 @@ def preflight(
     )
 
 
-def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Trainer:
+def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Looked:
     """Set a training up and evaluate it; InputError where the metric or validation cannot serve."""
     batches = 1 if target.goal is None else -1
     try:
@@ -185,7 +193,18 @@ def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Train
             _check_validation(recipe, batch_size, lr, batches)
         raise
     _check_metric(looked.metrics, target)
-    return looked.trainer
+    return looked
+
+
+def _read_training(looked: Looked) -> list[str]:
+    """What to say of schedules that step by a mean over an epoch of training."""
+    return [
+        READS_TRAINING.format(type(config.scheduler).__name__, config.monitor)
+        for config in looked.trainer.lr_scheduler_configs
+        if config.reduce_on_plateau
+        and config.interval == "epoch"
+        and config.monitor not in looked.metrics
+    ]
 
 
 def _check_schedules(
