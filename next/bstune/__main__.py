@@ -75,7 +75,7 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
         name = options.study or str(options.workload)
         begun = begin(options, name, began, trains=composed.recipe is not None)
     from bstune.api import workload_from_config
-    from bstune.studied import run_study
+    from bstune.run_study import run_study
 
     workload = workload_from_config(composed, rest)
     if is_one_run:

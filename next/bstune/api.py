@@ -15,7 +15,7 @@ from bstune.hardware.survey import Survey
 from bstune.options import Options
 from bstune.report.hardware import survey_text
 from bstune.result import Result
-from bstune.studied import run_study
+from bstune.run_study import run_study
 from bstune.study.begin import begin
 from bstune.study.once import survey_once
 from bstune.study.workload import (

@@ -17,7 +17,7 @@ from bstune.config import compose
 from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.options import Options, options_from
 from bstune.recipe.hydra import recipe_of
-from bstune.studied import studied
+from bstune.run_study import studied
 from bstune.study.begin import begin
 from bstune.study.of_options import fixed_options
 from bstune.study.storage import StudyStorage, database_errors

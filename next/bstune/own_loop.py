@@ -14,7 +14,7 @@ from bstune.core.records import Budget, Target
 from bstune.options import Options, differing, options_from
 from bstune.recipe.found import check_whole, fill_sizes
 from bstune.result import Result, ask_again
-from bstune.studied import studied
+from bstune.run_study import studied
 from bstune.study.begin import Begun
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
@@ -148,7 +148,7 @@ def driven(
         jobs: the most trials at once.
 
     Returns:
-        The trials, as of :func:`bstune.studied.studied`.
+        The trials, as of :func:`bstune.run_study.studied`.
     """
     name = str(options.study)
     if options.tunables:

@@ -10,7 +10,7 @@ from bstune.config import compose
 from bstune.core.errors import InputError
 from bstune.core.records import Record
 from bstune.result import Result, load
-from bstune.studied import run_study
+from bstune.run_study import run_study
 from bstune.study.once import train_once
 from bstune.system.files import StudyFolder, read_json, write_text
 from bstune.system.ticker import say
@@ -28,7 +28,7 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
             the last one holds.
 
     Raises:
-        BstuneError: as by :func:`bstune.studied.run_study`, and for a study of other arguments.
+        BstuneError: as by :func:`bstune.run_study.run_study`, and for a study of other arguments.
     """
     say(f"study {name}")
     folder = output / name

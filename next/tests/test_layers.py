@@ -12,7 +12,7 @@ LAYERS = (
     {"hardware"},
     {"study"},
     {"report", "tracking"},
-    {"config", "result", "studied", "api", "join", "own_loop"},
+    {"config", "result", "run_study", "api", "join", "own_loop"},
     {"integrations"},
     {"__main__"},
     {"sweeps"},

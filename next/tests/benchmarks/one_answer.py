@@ -30,7 +30,7 @@ from bstune.core.errors import BstuneError
 from bstune.report.answer import answer, header, render
 from bstune.report.figure import curve_figure
 from bstune.report.read import read_records
-from bstune.studied import run_study
+from bstune.run_study import run_study
 from bstune.system import console
 from bstune.trial.table import find_table
 
