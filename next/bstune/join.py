@@ -17,7 +17,7 @@ from bstune.config import compose
 from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.options import Options, options_from
 from bstune.recipe.hydra import recipe_of
-from bstune.run_study import studied
+from bstune.run_study import study_trials
 from bstune.study.begin import begin
 from bstune.study.of_options import fixed_options
 from bstune.study.storage import StudyStorage, database_errors
@@ -60,7 +60,7 @@ def join(arguments: Sequence[str]) -> None:
     at = time.monotonic() - (time.time() - shared["began"])
     begun = begin(options, name, at, trains=trains, log=log)
     # It trains all trials itself.
-    list(studied(options, workload, begun, joins=True))
+    list(study_trials(options, workload, begun, joins=True))
     say(f"nothing is left to train; the answer: {shared['command']}")
 
 

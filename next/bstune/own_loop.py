@@ -14,7 +14,7 @@ from bstune.core.records import Budget, Target
 from bstune.options import Options, differing, options_from
 from bstune.recipe.found import check_whole, fill_sizes
 from bstune.result import Result, ask_again
-from bstune.run_study import studied
+from bstune.run_study import study_trials
 from bstune.study.begin import Begun
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
@@ -148,7 +148,7 @@ def driven(
         jobs: the most trials at once.
 
     Returns:
-        The trials, as of :func:`bstune.run_study.studied`.
+        The trials, as of :func:`bstune.run_study.study_trials`.
     """
     name = str(options.study)
     if options.tunables:
@@ -164,7 +164,7 @@ def driven(
     claim_folder(StudyFolder(Path(options.output)), name, options.storage)
     # The loop prints what it likes while it trains.
     begun = Begun(time.monotonic(), Ticker(), worker=None)
-    return studied(options, workload, begun, jobs)
+    return study_trials(options, workload, begun, jobs)
 
 
 def _complete(options: Options) -> Options:

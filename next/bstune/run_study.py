@@ -1,9 +1,13 @@
-"""A study from its begin to its files: search, new seeds, answer, MLflow."""
+"""A study from its begin to its files: search, new seeds, answer, MLflow.
+
+:func:`run_study` runs :func:`study_trials`, which prepares the study, trains until the answer is
+settled, and writes it. The trials come from :mod:`bstune.study.loop`.
+"""
 
 import importlib
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +24,12 @@ from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.report.read import read_result
 from bstune.result import Result
-from bstune.study.analysis import Study
+from bstune.study.advice import followed
+from bstune.study.analysis import Study, analyse
 from bstune.study.begin import Begun, begin, further_workers
 from bstune.study.deadline import Deadline, limited
 from bstune.study.finish import TrialsFile, write_asked, write_study
-from bstune.study.loop import AskedTrial, Crew, HangWatch
+from bstune.study.loop import AskedTrial, Crew, HangWatch, Observer, asked_batches, train_here
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
 from bstune.study.of_options import (
     fixed_options,
@@ -35,11 +40,10 @@ from bstune.study.of_options import (
     with_threads,
 )
 from bstune.study.plan import Plan
-from bstune.study.prepare import OfProject, prepared
+from bstune.study.prepare import OfProject, prepare_project
 from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import ResultWarning, StudyResult
-from bstune.study.run import answered, planned, train_all_here
-from bstune.study.storage import database_errors, opened
+from bstune.study.storage import StudyStorage, database_errors, opened
 from bstune.study.workload import Workload, by_lightning, report_command
 from bstune.system.files import StudyFolder, whole_file, write_text
 from bstune.system.interruption import interruptible
@@ -69,21 +73,24 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
     """
     with interruptible():
         try:
-            next(studied(options, workload, begun))
+            next(study_trials(options, workload, begun))
         except StopIteration as over:
             result: Result = over.value
             return result
     raise AssertionError("only a workload without train yields its trials")
 
 
-def studied(
+def study_trials(
     options: Options,
     workload: Workload,
     begun: Begun | None = None,
     jobs: int = 1,
     joins: bool = False,
 ) -> Generator[list[AskedTrial], None, Result | None]:
-    """Run a study as :func:`run_study` does; trials that nothing here trains are yielded.
+    """Run a study step by step; trials that nothing here trains are yielded.
+
+    :func:`run_study` calls it; so do ``bstune worker``, which joins a study, and
+    :func:`bstune.own_loop.driven`, for loops and Hydra jobs that train what is yielded.
 
     Args:
         options: of the study.
@@ -104,7 +111,7 @@ def studied(
         # A study that was begun goes on with what was found before.
         options = with_threads(remembered(options, storage.setting))
         storage.check({**fixed_options(options), **workload.settings})
-        options, project, machine, train, deadline = _prepared(
+        options, project, machine, train, deadline = _prepare_study(
             options, workload, begun, storage.setting, stopwatch
         )
         table = workload.table
@@ -142,18 +149,18 @@ def studied(
             train_some = (
                 Crew(workers, train, watch, progress.begun).train
                 if workers
-                else partial(train_all_here, train)
+                else partial(_train_in_turn, train)
             )
         observers = (stopwatch, progress, TrialsFile(folder))
         if joins:
-            yield from planned(plan, storage, folder, train_some, observers, jobs)
+            yield from _train_planned(plan, storage, folder, train_some, observers, jobs)
             return None
         if options.workers and begun.worker is not None:
             # This process has little to do while the worker trains.
             modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
             Thread(target=_import_all, args=modules, daemon=True).start()
         study = _study_of(name, workload, plan, machine, project, folder)
-        result, records = yield from answered(
+        result, records = yield from _train_until_settled(
             study, storage, folder, train_some, observers, ticker, jobs
         )
         ticker.does("writing the answer")
@@ -207,7 +214,7 @@ def _filled_config(options: Options, workload: Workload, schedule_follows: bool)
     return yaml.safe_dump(hide(config), sort_keys=False)
 
 
-def _prepared(
+def _prepare_study(
     options: Options,
     workload: Workload,
     begun: Begun,
@@ -234,7 +241,7 @@ def _prepared(
     if worker is not None and recipe is not None:
         if setting("target") is None:
             begun.ticker.does("looking at the project")
-            options, project, preflight = prepared(
+            options, project, preflight = prepare_project(
                 worker, recipe, options, workload.command, deadline
             )
         else:
@@ -280,6 +287,71 @@ def _with_survey(
     if options.micro_batch_size == "auto":
         recipe = replace(recipe, micro_batch_size=survey.largest_fit)
     return machine.with_survey(survey), by_lightning(recipe)
+
+
+def _train_until_settled(
+    study: Study,
+    storage: StudyStorage,
+    folder: StudyFolder,
+    train: Callable[[Sequence[AskedTrial]], None] | None,
+    observers: Sequence[Observer],
+    ticker: Ticker,
+    jobs: int,
+) -> Generator[list[AskedTrial], None, tuple[StudyResult, list[Record]]]:
+    """Train what a study plans, and what its answer asks for while there is time.
+
+    Args:
+        study: with its plan.
+        storage, folder: of the study.
+        train: trains those that run until one has its record; None: they are yielded, for a loop of
+            one's own.
+        observers: are told of each.
+        ticker: that says what goes on.
+        jobs: the most trials at once.
+
+    Returns:
+        The result, and the records that it is of.
+
+    Raises:
+        BstuneError: as by :func:`bstune.study.loop.asked_batches` and ``train``.
+    """
+    folder.checkpoints.mkdir(exist_ok=True)
+    is_first = True
+    while True:
+        before = len(storage.records())
+        yield from _train_planned(study.plan, storage, folder, train, observers, jobs)
+        ticker.does("computing the answer")
+        records = storage.records()
+        result = analyse(study, records)
+        more = followed(study.plan, result, time.monotonic())
+        is_stuck = not is_first and len(records) == before
+        if more is None or is_stuck:
+            return result, records
+        study = replace(study, plan=more)
+        is_first = False
+
+
+def _train_planned(
+    plan: Plan,
+    storage: StudyStorage,
+    folder: StudyFolder,
+    train: Callable[[Sequence[AskedTrial]], None] | None,
+    observers: Sequence[Observer],
+    jobs: int,
+) -> Generator[list[AskedTrial]]:
+    """Train what one plan asks for; arguments and errors as of :func:`_train_until_settled`."""
+    with closing(asked_batches(plan, storage, folder, observers, jobs=jobs)) as batches:
+        for running in batches:
+            if train is None:
+                yield running
+            else:
+                train(running)
+
+
+def _train_in_turn(train: Callable[[Trial], None], running: Sequence[AskedTrial]) -> None:
+    """Train trials in this process, one after another."""
+    for asked in running:
+        asked.record = train_here(asked, train)
 
 
 def _timed(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> StudyResult:

@@ -19,7 +19,7 @@ from bstune.core.records import Budget, Target
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
-from bstune.study.prepare import prepared
+from bstune.study.prepare import prepare_project
 from bstune.trial.look_up import look, look_up
 from bstune.trial.preflight import FIRST_PILOT, pilot, preflight, schedules_of
 from bstune.trial.worker import InProcess
@@ -363,7 +363,7 @@ def test_preflight(module, data, options, batch_size, resumes, seeds_differ, lin
 def test_the_rule_of_a_sum():
     of_study = {"target": "val/loss <= 0.1", "baseline": (16, 0.005), "budget": 9}
     options = options_from_python(workload="own", **of_study)
-    options, _, _ = prepared(InProcess(), recipe(Sum), options, repr, None)
+    options, _, _ = prepare_project(InProcess(), recipe(Sum), options, repr, None)
     assert options.scaling == "none"
 
 

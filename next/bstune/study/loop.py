@@ -119,7 +119,7 @@ def asked_batches(
             if isinstance(step, Ask):
                 spec = storage.claim(step)
                 if spec is not None:
-                    running.append(_prepare(plan, spec, step, records, folder))
+                    running.append(_asked_trial(plan, spec, step, records, folder))
             elif running:
                 yield list(running)
                 for asked in [one for one in running if one.record is not None]:
@@ -176,7 +176,9 @@ def _was_cut_off(record: Record, asked: AskedTrial, baseline: Record | None) -> 
     return record.steps < least
 
 
-def _prepare(plan: Plan, spec: Spec, ask: Ask, records: Records, folder: StudyFolder) -> AskedTrial:
+def _asked_trial(
+    plan: Plan, spec: Spec, ask: Ask, records: Records, folder: StudyFolder
+) -> AskedTrial:
     """Collect what a claimed trial needs: its parent's record, and where states are saved."""
     earlier = None
     resume_from = None

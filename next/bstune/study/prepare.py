@@ -36,7 +36,7 @@ class OfProject(Frozen):
     """By which a budget of seconds is one of steps, also when the study goes on."""
 
 
-def prepared(
+def prepare_project(
     worker: AnyWorker,
     recipe: Recipe,
     options: Options,
