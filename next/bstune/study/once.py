@@ -13,7 +13,7 @@ from bstune.recipe.found import remembered
 from bstune.study.begin import begin
 from bstune.study.loop import AskedTrial, HangWatch, train_here, training
 from bstune.study.machine import machine_of, surveyed
-from bstune.study.prepare import looked_up
+from bstune.study.prepare import fill_from_project
 from bstune.study.storage import StudyStorage
 from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, discard_folder, write_text
@@ -35,7 +35,7 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
         # A metric is not needed.
         any_target = Target("any", None if options.seeks_metric else 0.0, "min")
         options = options.model_copy(update={"target": options.target or any_target})
-        options, _ = looked_up(worker, workload.recipe, options, workload.command, patience)
+        options, _ = fill_from_project(worker, workload.recipe, options, workload.command, patience)
         seconds = options.survey_seconds
         return surveyed(machine, worker, workload.recipe, options, workload.settings, seconds)
 
