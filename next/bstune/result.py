@@ -101,7 +101,7 @@ class Result(StudyResult):
         total = best.train_steps or own.budget.last_step(best.batch_size)
         trial = settings_of(best.batch_size, best.lr, total, own.trial.seed, best.values)
         # It imports torch.
-        from bstune.trial.own_training import train_best
+        from bstune.trial.train_best import train_best
 
         module, trained = train_best(recipe, trial, steps, self.folder / "best", trainer)
         weights = Path(trained.default_root_dir) / "best.ckpt"
