@@ -72,7 +72,7 @@ def fit(
     callbacks: Sequence[Callback],
     resume_from: Path | None = None,
     *,
-    own_training: bool = False,
+    quiet: bool = True,
 ) -> Trainer:
     """Build what is trained, and give it to the user's Trainer, in batches of exactly B examples.
 
@@ -81,7 +81,7 @@ def fit(
         trial: its batch size, rate, seed and length.
         callbacks: which evaluate and stop it.
         resume_from: a checkpoint of the same trial.
-        own_training: whether it prints, logs and writes as the user's Trainer does.
+        quiet: nothing is printed, logged or written; else as the user's Trainer does it.
 
     Returns:
         The Trainer, which has the module as ``lightning_module``.
@@ -91,11 +91,11 @@ def fit(
         Exception: whatever the user's code raises.
     """
     with warnings.catch_warnings():
-        if not own_training:
+        if quiet:
             # Lightning's advice, such as on the number of a loader's workers.
             for package in PACKAGES:
                 warnings.filterwarnings("ignore", module=package.partition(".")[0])
-        return _fit(recipe, trial, callbacks, resume_from, own_training)
+        return _fit(recipe, trial, callbacks, resume_from, quiet)
 
 
 def _fit(
@@ -103,7 +103,7 @@ def _fit(
     trial: TrialSettings,
     callbacks: Sequence[Callback],
     resume_from: Path | None,
-    own_training: bool,
+    quiet: bool,
 ) -> Trainer:
     listen()
     if recipe.threads is not None:
@@ -139,7 +139,7 @@ def _fit(
     if recipe.override_lr:
         first.append(RateOverride(trial.lr))
     callbacks = [*first, *callbacks]
-    trainer = make_trainer(recipe, trial, module, callbacks, sizes, own_training=own_training)
+    trainer = make_trainer(recipe, trial, module, callbacks, sizes, quiet=quiet)
     # The loader ends its epochs there itself: a fit that is resumed has to know where one ended.
     limit, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
     fitted: Any = module

@@ -54,7 +54,7 @@ def train_best(
     recipe = replace(recipe, trainer=lambda trial: own)
     threads = torch.get_num_threads()
     try:
-        trainer = fit(recipe, trial, [_StopAtStep(steps)], own_training=True)
+        trainer = fit(recipe, trial, [_StopAtStep(steps)], quiet=False)
         module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
         if _has_own(module, "test_step") and _has_own(data, "test_dataloader"):
             validated = dict(trainer.callback_metrics)
