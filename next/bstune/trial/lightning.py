@@ -31,8 +31,8 @@ from bstune.trial.batches import (
     validation_in,
 )
 from bstune.trial.noise_beside import NoiseBesideTraining
+from bstune.trial.optuna_trial import OptunaTrial
 from bstune.trial.other_optimizer import OtherOptimizer
-from bstune.trial.own_study import TrialOfStudy
 from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer
 from bstune.trial.trial import Trial, as_printed
 from bstune.trial.worker import listen
@@ -264,7 +264,7 @@ class StopAtTarget(CountsSteps):
 
     def __init__(self, trial: Any, sampler: FrontierSampler | None = None) -> None:
         super().__init__()
-        self.trial: Trial = TrialOfStudy(trial, sampler) if sampler else trial
+        self.trial: Trial = OptunaTrial(trial, sampler) if sampler else trial
         self._is_due = False
         self._is_saving = False
         self._resumed: RngState | None = None

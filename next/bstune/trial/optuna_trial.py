@@ -8,7 +8,7 @@ from bstune.search.sampler import SECONDS_PER_STEP, FrontierSampler, spec_of
 from bstune.trial.trial import Trial
 
 
-class TrialOfStudy(Trial):
+class OptunaTrial(Trial):
     """It reports to Optuna what is reported to it, and ends where Optuna's pruner says so, too.
 
     Args:
