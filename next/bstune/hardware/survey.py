@@ -27,7 +27,7 @@ from bstune.hardware.roofline import Line, Roofline
 from bstune.recipe.recipe import Recipe
 from bstune.system.failures import is_users
 from bstune.system.files import read_text, write_text
-from bstune.trial.worker import Answer, Failure, Worker, call
+from bstune.trial.worker import Failure, Returned, Worker, call
 
 # Batch sizes that are timed at most; there is one more than octaves, if these are fewer.
 LADDER = 6
@@ -221,7 +221,7 @@ class _Measurement:
         """Seconds since the survey began."""
         return time.monotonic() - self._began
 
-    def _ask(self, timing: Callable[..., Any], sizes: object, *more: object) -> Answer | Failure:
+    def _ask(self, timing: Callable[..., Any], sizes: object, *more: object) -> Returned | Failure:
         args = self.recipe, sizes, self.baseline, self.steps, *more
         return call(self.worker, timing, *args, limit=self.patience)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bstune.trial.worker import Answer, Failure, Worker
+from bstune.trial.worker import Failure, Returned, Worker
 
 # Seconds that the others get once one process is done: one that has failed is waited for in vain.
 PATIENCE = 5.0
@@ -31,7 +31,7 @@ class Ranks:
     def __init__(self, log: Path, count: int, preload: Sequence[str] | None = None) -> None:
         arguments: dict[str, Any] = {} if preload is None else {"preload": preload}
         self._workers = [Worker(log, **arguments) for _ in range(count)]
-        self._outcomes: dict[int, Answer | Failure] = {}
+        self._outcomes: dict[int, Returned | Failure] = {}
         self._first_done = 0.0
 
     def start(self) -> None:
@@ -47,7 +47,7 @@ class Ranks:
         for rank, worker in enumerate(self._workers):
             worker.submit(_call_in_group, _environment(rank, count, port), function, args)
 
-    def poll(self, seconds: float) -> Answer | Failure | None:
+    def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of the function, at most so long; None while it works."""
         end = time.monotonic() + seconds
         while True:
@@ -63,7 +63,7 @@ class Ranks:
             if outcome is not None or time.monotonic() >= end:
                 return outcome
 
-    def _outcome(self) -> Answer | Failure | None:
+    def _outcome(self) -> Returned | Failure | None:
         """What counts: a failure, else the first process's, else that of one that ended early."""
         for outcome in self._outcomes.values():
             if isinstance(outcome, Failure):

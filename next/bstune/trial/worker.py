@@ -57,7 +57,7 @@ ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class Returned:
     """What a function returned."""
 
     value: Any
@@ -90,7 +90,7 @@ class AnyWorker(Protocol):
     def submit(self, function: Callable[..., Any], *args: Any) -> None:
         """Send a function, which is called as ``function(*args)``."""
 
-    def poll(self, seconds: float) -> Answer | Failure | None:
+    def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of it, at most so long; None while it works."""
 
     def kill(self, reason: str) -> None:
@@ -174,7 +174,7 @@ class Worker:
             self.start()
             self._connection.send((self._number, task))
 
-    def poll(self, seconds: float) -> Answer | Failure | None:
+    def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of the function, at most so long; None while it works."""
         if self._killed is not None:
             return self._killed
@@ -190,7 +190,7 @@ class Worker:
             if isinstance(message, str):
                 self.told, message = message, None
             if message is not None and number in (self._number, ANY_NUMBER):
-                outcome: Answer | Failure | str = pickle.loads(message)  # noqa: S301 (our process)
+                outcome: Returned | Failure | str = pickle.loads(message)  # noqa: S301 (ours)
                 if isinstance(outcome, str):
                     outcome = self._died(outcome)
                 self._log_start = self._log.stat().st_size
@@ -283,7 +283,7 @@ class InProcess:
         """Keep a function, which the next poll calls."""
         self._task = _dumped(function, args)
 
-    def poll(self, seconds: float) -> Answer | Failure | None:
+    def poll(self, seconds: float) -> Returned | Failure | None:
         """Call the function, however long it takes."""
         return _call(self._task)
 
@@ -296,7 +296,7 @@ class InProcess:
 
 def call(
     worker: AnyWorker, function: Callable[..., Any], *args: Any, limit: float
-) -> Answer | Failure:
+) -> Returned | Failure:
     """Send a function and wait for what becomes of it.
 
     Args:
@@ -311,7 +311,7 @@ def call(
     return outcome
 
 
-def value_of(outcome: Answer | Failure) -> Any:
+def value_of(outcome: Returned | Failure) -> Any:
     """What a function returned.
 
     Raises:
@@ -334,7 +334,7 @@ def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     return pickle.dumps((users_modules(), called))
 
 
-def _call(task: bytes) -> Answer | Failure:
+def _call(task: bytes) -> Returned | Failure:
     """Call a function that was sent."""
     try:
         listen()
@@ -346,7 +346,7 @@ def _call(task: bytes) -> Answer | Failure:
         # What the function says first is told at once.
         _Progress.told = 0.0
         function, args = cloudpickle.loads(called)
-        return Answer(function(*args))
+        return Returned(function(*args))
     except Interrupted:
         raise
     # The user's code may raise anything, or call sys.exit.
@@ -447,7 +447,7 @@ def _serve(connection: Connection) -> None:
             _send(connection, number, Failure(one_line(error)))
 
 
-def _send(connection: Connection, number: int, outcome: Answer | Failure | str) -> None:
+def _send(connection: Connection, number: int, outcome: Returned | Failure | str) -> None:
     """Send what became of a function; a text says how its process ended."""
     connection.send((number, cloudpickle.dumps(outcome)))
 
