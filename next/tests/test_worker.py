@@ -153,9 +153,9 @@ def test_what_hangs_is_killed_and_told_with_its_place(worker, function):
     pid = outcome_of(worker, os.getpid).value
     worker.submit(function)
     assert worker.poll(0.5) is None
-    worker.kill("it took too long")
+    worker.kill(0.5)
     line = function.__code__.co_firstlineno + 1
-    assert worker.poll(1.0) == Failure(f"it took too long (test_worker.py:{line})")
+    assert worker.poll(1.0).reason.endswith(f"(test_worker.py:{line})")
     assert is_gone(pid)
     assert outcome_of(worker, pow, 2, 3) == Returned(8)
 

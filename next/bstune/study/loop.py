@@ -272,7 +272,7 @@ def training(
     while (outcome := worker.poll(patience)) is None:
         silence = max(silence, worker.silent_seconds)
         if silence > watch.limit:
-            worker.kill(f"it said nothing for {watch.limit:.0f} s; trial_seconds sets that limit")
+            worker.kill(watch.limit)
         yield None
     if isinstance(outcome, Failure):
         if outcome.refusal is not None:

@@ -87,10 +87,10 @@ class Ranks:
         at_work = [one for rank, one in enumerate(self._workers) if rank not in self._outcomes]
         return max((worker.silent_seconds for worker in at_work), default=0.0)
 
-    def kill(self, reason: str) -> None:
-        """End the processes; the next poll gives a Failure."""
+    def kill(self, limit: float) -> None:
+        """End processes of which one said nothing for so long; the next poll gives a Failure."""
         for worker in self._workers:
-            worker.kill(reason)
+            worker.kill(limit)
 
     def close(self) -> None:
         """End the processes, if they were started."""

@@ -93,8 +93,8 @@ class AnyWorker(Protocol):
     def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of it, at most so long; None while it works."""
 
-    def kill(self, reason: str) -> None:
-        """End the process; the next poll gives a Failure."""
+    def kill(self, limit: float) -> None:
+        """End a process that said nothing for so many seconds; the next poll gives a Failure."""
 
     def close(self) -> None:
         """End the process, if one was started."""
@@ -216,11 +216,15 @@ class Worker:
         """
         return time.monotonic() - self._heard if self._has_started else 0.0
 
-    def kill(self, reason: str) -> None:
+    def kill(self, limit: float) -> None:
         """End the process and those that it started; the next poll gives a Failure.
 
         Its reason ends with the user's file and line at which one of them was.
+
+        Args:
+            limit: seconds that the process may say nothing for, and did.
         """
+        reason = f"it said nothing for {limit:.0f} s; trial_seconds sets that limit"
         place = self._where_it_is()
         self._end()
         self._killed = Failure(f"{reason} ({place})" if place else reason)
@@ -287,7 +291,7 @@ class InProcess:
         """Call the function, however long it takes."""
         return _call(self._task)
 
-    def kill(self, reason: str) -> None:
+    def kill(self, limit: float) -> None:
         """Do nothing: nothing runs between two calls."""
 
     def close(self) -> None:
@@ -307,7 +311,7 @@ def call(
     worker.submit(function, *args)
     while (outcome := worker.poll(POLL_SECONDS)) is None:
         if worker.silent_seconds > limit:
-            worker.kill(f"it said nothing for {limit:.0f} s; trial_seconds sets that limit")
+            worker.kill(limit)
     return outcome
 
 
