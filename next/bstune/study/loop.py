@@ -58,7 +58,7 @@ class AskedTrial:
     record: Record | None = None
 
     def trial(self) -> Trial:
-        """The trial that is reported to."""
+        """The trial that is reported to, made by whoever trains it."""
         return Trial(
             self.spec,
             self.target,
@@ -80,6 +80,8 @@ def asked_batches(
     jobs: int = 1,
 ) -> Generator[list[AskedTrial]]:
     """Yield the trials that run at once, whenever one has ended, until the plan is done.
+
+    :mod:`bstune.run_study` goes through them, and again where an open answer asks for more.
 
     Whoever trains them sets the record of one at least before asking for what runs then. One that
     is left without a record at the end, as its body was interrupted, is asked again later.
@@ -229,7 +231,7 @@ class HangWatch:
 
 
 def train_here(asked: AskedTrial, train: Callable[[Trial], None]) -> Record:
-    """Train a trial in this process."""
+    """Train a trial in this process: a worker's, or that of a study without one."""
     trial = asked.trial()
     trial.on_progress = partial(tell_progress, partial(_so_far, trial))
     return run_trial(train, trial)
@@ -252,6 +254,8 @@ def training(
     patience: float = POLL_SECONDS,
 ) -> Generator[Record | None]:
     """Train a trial in the worker's process; whatever the user's code does, a record comes at last.
+
+    A :class:`Crew` goes through one for each worker, a single training through its only one.
 
     Args:
         worker: that the trial is sent to.
@@ -313,6 +317,8 @@ class Crew:
 
     def train(self, running: Sequence[AskedTrial]) -> None:
         """Begin those of the trials that are new, and go on until one has its record.
+
+        A study calls it with all trials that run, whenever one has ended.
 
         BstuneError as by :func:`training`.
         """

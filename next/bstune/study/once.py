@@ -23,6 +23,8 @@ from bstune.trial.worker import AnyWorker, Worker
 def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
     """The survey of a workload, and whether it was kept from an earlier time.
 
+    It is all that ``bstune survey`` and :func:`bstune.survey` do.
+
     Raises:
         InputError: for recorded runs, which nothing trains, and where no batch size fits.
         UserCodeError: the user's code does not train at the baseline's batch size.
@@ -42,6 +44,8 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
 
 def train_once(options: Options, workload: Workload) -> Record:
     """Train one configuration, ``trial.batch_size`` and ``trial.lr``, with its checkpoint.
+
+    A command that gives these two does it in place of a study.
 
     Its folder is inside ``output``, and has the record and the checkpoint of its end.
 

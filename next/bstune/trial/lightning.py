@@ -57,6 +57,8 @@ NEVER = 10**18
 def train(recipe: Recipe, trial: Trial) -> None:
     """Train a trial by Lightning's Trainer until it ends, and report its evaluations.
 
+    A study's worker calls it with each trial.
+
     Raises:
         InputError: the data's loader or the target's metric cannot be used.
         Exception: whatever the user's code raises.
@@ -75,6 +77,8 @@ def fit(
     quiet: bool = True,
 ) -> Trainer:
     """Build what is trained, and give it to the user's Trainer, in batches of exactly B examples.
+
+    All training goes through it: trials, that of the best, and a few steps of look-up and survey.
 
     Args:
         recipe: what is trained.

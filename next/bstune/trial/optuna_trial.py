@@ -11,6 +11,8 @@ from bstune.trial.trial import Trial
 class OptunaTrial(Trial):
     """It reports to Optuna what is reported to it, and ends where Optuna's pruner says so, too.
 
+    :class:`bstune.StopAtTarget` makes it, where it is given a sampler.
+
     Args:
         trial: Optuna's, whose batch size and rate were suggested.
         sampler: that suggested them.

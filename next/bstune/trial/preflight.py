@@ -127,6 +127,8 @@ def preflight(
 ) -> Checks:
     """See that rate, metric, seeds, schedule and resumption are what a study takes them for.
 
+    A new study's worker calls it once, after the look-up.
+
     Args:
         recipe: of the project.
         sizes: the smallest batch size, the baseline's and the largest.
@@ -546,6 +548,8 @@ def pilot(
     length: int | None,
 ) -> Record:
     """Train the baseline for some seconds, to see what it reaches.
+
+    The worker calls it after the preflight, where nobody gave a target or a budget.
 
     Args:
         recipe: of the project.

@@ -37,6 +37,8 @@ def train_best(
 ) -> tuple[LightningModule, Trainer]:
     """Train for exactly so many optimizer steps, and test once what has a test.
 
+    It is what ``result.train()`` does with the best.
+
     Args:
         recipe: of the project.
         trial: its configuration, its seed and the length of its schedule.

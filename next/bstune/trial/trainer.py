@@ -125,7 +125,7 @@ def make_trainer(
     *,
     quiet: bool,
 ) -> Trainer:
-    """Make the Trainer of a trial, of the package that the module's class is of.
+    """Make the Trainer of a fit, of the package that the module's class is of.
 
     Args:
         recipe: whose arguments of the Trainer are kept, where bstune does not set them.

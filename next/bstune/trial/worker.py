@@ -303,6 +303,8 @@ def call(
 ) -> Returned | Failure:
     """Send a function and wait for what becomes of it.
 
+    Look-ups, preflight and survey are called so; trials by :func:`bstune.study.loop.training`.
+
     Args:
         worker: that calls it.
         function, args: what is called, as in :meth:`Worker.submit`.
@@ -370,6 +372,8 @@ class _Progress:
 def tell_progress(what: Callable[[], str] = str) -> None:
     """Say that the function which is called here works; elsewhere it does nothing.
 
+    Trainings call it in each batch and evaluation: a process that says nothing for long hangs.
+
     Args:
         what: gives what it has come to.
     """
@@ -391,6 +395,8 @@ def template(
     descriptor: int, lifeline: int, preload: Sequence[str], start_method: str | None
 ) -> None:
     """Be the template: import modules, and fork a process whenever there is none.
+
+    ``PROGRAM``, which a :class:`Worker` starts, does nothing else.
 
     Args:
         descriptor: of the socket on which functions come.
