@@ -17,17 +17,15 @@ from bstune.report.hardware import survey_text
 from bstune.result import Result
 from bstune.studied import run_study
 from bstune.study.begin import begin
-from bstune.study.once import survey_once
-from bstune.study.workload import (
-    Workload,
-    best_in_file,
-    by_lightning,
+from bstune.study.commands import (
     command_line,
-    config_of,
-    own_training,
+    command_with_best_file,
     python_call,
+    result_train_call,
     training_command,
 )
+from bstune.study.once import survey_once
+from bstune.study.workload import Workload, by_lightning, config_of
 from bstune.system.secrets import hide
 from bstune.system.ticker import say
 from bstune.trial.table import find_table
@@ -143,7 +141,7 @@ def _of_project(
         config=config_of(checked),
         recipe=recipe,
         command=partial(python_call, study),
-        train_command=own_training,
+        train_command=result_train_call,
     )
     return checked, workload
 
@@ -165,7 +163,7 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
     kept = ("data", "module", "trainer", "table")
     train_command = partial(training_command, arguments)
     if options.tunables:
-        train_command = partial(best_in_file, arguments, options.output)
+        train_command = partial(command_with_best_file, arguments, options.output)
     return Workload(
         name=options.workload or "workload",
         train=train,

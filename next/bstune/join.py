@@ -19,9 +19,10 @@ from bstune.options import Options, options_from
 from bstune.recipe.hydra import recipe_of
 from bstune.studied import studied
 from bstune.study.begin import begin
+from bstune.study.commands import COMMAND
 from bstune.study.of_options import fixed_options
 from bstune.study.storage import StudyStorage, database_errors
-from bstune.study.workload import COMMAND, Workload
+from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder
 from bstune.system.ticker import say
 

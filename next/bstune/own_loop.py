@@ -16,9 +16,10 @@ from bstune.recipe.found import check_whole, fill_sizes
 from bstune.result import Result, ask_again
 from bstune.studied import studied
 from bstune.study.begin import Begun
+from bstune.study.commands import in_words, python_call, words_for_best_file
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
-from bstune.study.workload import Workload, config_of, in_best_file, in_words, python_call
+from bstune.study.workload import Workload, config_of
 from bstune.system.files import StudyFolder, claim_folder, discard
 from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
@@ -152,7 +153,7 @@ def driven(
     """
     name = str(options.study)
     if options.tunables:
-        train_command = partial(in_best_file, options.output)
+        train_command = partial(words_for_best_file, options.output)
     workload = Workload(
         name=name,
         settings=settings,

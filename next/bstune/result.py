@@ -21,11 +21,11 @@ from bstune.report.answer import render
 from bstune.report.compare import Comparison, compared
 from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import Study, analyse
+from bstune.study.commands import COMMAND, commands_of, report_command, result_train_call
 from bstune.study.estimates import step_time_of
 from bstune.study.of_options import plan_of
 from bstune.study.result import StudyResult
 from bstune.study.retarget import retargeted
-from bstune.study.workload import COMMAND, commands_of, own_training, report_command
 from bstune.system.files import StudyFolder
 from bstune.system.ticker import say
 from bstune.trial.table import find_table
@@ -180,7 +180,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         plan = replace(plan, question=question)
         ran_for = str(own.target if own.target != options.target else own.budget)
     command, train = commands_of(str(beside["command"]), name, differing(own, options))
-    if own.tunables and train is not own_training:
+    if own.tunables and train is not result_train_call:
         # best.yaml is of the study's own question.
         train = lambda batch_size, lr, steps: "the configuration of row Best"  # noqa: E731
     study = Study(

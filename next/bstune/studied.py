@@ -22,6 +22,7 @@ from bstune.report.read import read_result
 from bstune.result import Result
 from bstune.study.analysis import Study
 from bstune.study.begin import Begun, begin, further_workers
+from bstune.study.commands import report_command
 from bstune.study.deadline import Deadline, limited
 from bstune.study.finish import TrialsFile, write_asked, write_study
 from bstune.study.loop import AskedTrial, Crew, HangWatch
@@ -40,7 +41,7 @@ from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import ResultWarning, StudyResult
 from bstune.study.run import answered, planned, train_all_here
 from bstune.study.storage import database_errors, opened
-from bstune.study.workload import Workload, by_lightning, report_command
+from bstune.study.workload import Workload, by_lightning
 from bstune.system.files import StudyFolder, whole_file, write_text
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide

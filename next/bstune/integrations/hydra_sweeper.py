@@ -20,8 +20,8 @@ from bstune.integrations.hydra_params import Application, read_sweep, renamed
 from bstune.options import Options
 from bstune.own_loop import driven
 from bstune.result import Result, load
+from bstune.study.commands import application_command
 from bstune.study.loop import AskedTrial
-from bstune.study.workload import application_command
 from bstune.system.files import write_text
 from bstune.system.interruption import interruptible
 from bstune.system.ticker import say

@@ -36,6 +36,7 @@ from bstune.study.advice import (
     trend_of_most,
     warnings_of,
 )
+from bstune.study.commands import Command, TrainCommand
 from bstune.study.confirm import (
     Run,
     SeedDeviation,
@@ -76,7 +77,6 @@ from bstune.study.trials import (
     new_seeds_of,
     numbered,
 )
-from bstune.study.workload import Command, TrainCommand
 
 # The best rate at the baseline's own batch size is told from this gain on, and where a trial within
 # so many octaves, by the rule, has reached the target.

@@ -11,9 +11,9 @@ from bstune.options import Options, space_of
 from bstune.recipe import found as project
 from bstune.recipe.found import Found
 from bstune.recipe.recipe import Recipe
+from bstune.study.commands import Command
 from bstune.study.deadline import Deadline, pilot_seconds
 from bstune.study.loop import HangWatch
-from bstune.study.workload import Command
 from bstune.system.ticker import say
 from bstune.trial.checks import Checks
 from bstune.trial.worker import AnyWorker, call, value_of
