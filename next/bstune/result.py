@@ -20,7 +20,7 @@ from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
 from bstune.report.compare import Comparison, compared
 from bstune.report.read import read_asked, read_records, read_result
-from bstune.study.analysis import Study, analyse
+from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.commands import COMMAND, commands_of, report_command, result_train_call
 from bstune.study.estimates import step_time_of
 from bstune.study.of_options import plan_of
@@ -183,7 +183,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     if own.tunables and train is not result_train_call:
         # best.yaml is of the study's own question.
         train = lambda batch_size, lr, steps: "the configuration of row Best"  # noqa: E731
-    study = Study(
+    facts = StudyFacts(
         plan=plan,
         workload=str(own.workload),
         name=name,
@@ -194,7 +194,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         again=partial(report_command, root),
         ran_for=ran_for,
     )
-    return Result(**analyse(study, records).model_dump(), folder=root)
+    return Result(**analyse(facts, records).model_dump(), folder=root)
 
 
 def compare(

@@ -20,7 +20,7 @@ from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.report.read import read_result
 from bstune.result import Result
-from bstune.study.analysis import Study
+from bstune.study.analysis import StudyFacts
 from bstune.study.begin import Begun, begin, further_workers
 from bstune.study.commands import report_command
 from bstune.study.deadline import Deadline, limited
@@ -172,9 +172,9 @@ def _study_of(
     machine: Machine,
     project: OfProject,
     folder: StudyFolder,
-) -> Study:
+) -> StudyFacts:
     """What the answer is written from."""
-    return Study(
+    return StudyFacts(
         plan=plan,
         workload=workload.name,
         name=name,

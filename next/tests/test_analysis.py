@@ -11,7 +11,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.advice import followed
-from bstune.study.analysis import Study, analyse, is_near_trials
+from bstune.study.analysis import StudyFacts, analyse, is_near_trials
 from bstune.study.deadline import Deadline
 from bstune.study.plan import Plan
 from bstune.study.result import ResultWarning
@@ -30,7 +30,7 @@ def study(**changes):
         "step_time": lambda batch_size: 1e-3,
     }
     plan = Plan(**(fixed | changes))
-    return Study(plan, "digits", "digits", "cpu", 1, command=str, train="{} at {}".format)
+    return StudyFacts(plan, "digits", "digits", "cpu", 1, command=str, train="{} at {}".format)
 
 
 def law(batch_size):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bstune.core.records import Record
 from bstune.study.advice import followed
-from bstune.study.analysis import Study, analyse
+from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.loop import AskedTrial, Observer, asked_batches, train_here
 from bstune.study.plan import Plan
 from bstune.study.result import StudyResult
@@ -18,7 +18,7 @@ from bstune.trial.trial import Trial
 
 
 def answered(
-    study: Study,
+    study: StudyFacts,
     storage: StudyStorage,
     folder: StudyFolder,
     train: Callable[[Sequence[AskedTrial]], None] | None,
