@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.options import Options, options_from
@@ -76,7 +75,7 @@ def _of_study(
         given: the options among them.
     """
     command, of_study = shared["command"], shared["options"]
-    if not command.startswith(COMMAND) or "workload=" not in command:
+    if shared["way"] != "command":
         raise StudyError(
             f"the study was begun by {command}, which a worker cannot build: start the same script "
             f"here, with the same storage"
@@ -91,4 +90,4 @@ def _of_study(
     options = options_from(composed.options.model_dump() | of_study)
     recipe = recipe_of(composed.parts, options) if composed.recipe else None
     composed = replace(composed, options=options, recipe=recipe)
-    return options, workload_from_config(composed, arguments)
+    return options, composed.workload()

@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from bstune.recipe.found import check_whole, fill_sizes
 from bstune.result import Result, ask_again
 from bstune.studied import studied
 from bstune.study.begin import Begun
-from bstune.study.commands import in_words, python_call, words_for_best_file
+from bstune.study.commands import Commands, call_commands, words_for_best_file
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
 from bstune.study.workload import Workload, config_of
@@ -114,9 +115,9 @@ class Study:
 
     def __iter__(self) -> Iterator[Trial]:
         settings = {"training": "a loop of one's own"}
-        command = partial(python_call, self._name, function="bstune.Study")
+        commands = call_commands("loop", self._name)
         told = set[str]()
-        with closing(driven(self._options, settings, command, in_words)) as batches:
+        with closing(driven(self._options, settings, commands)) as batches:
             for (asked,) in batches:
                 trial = asked.trial()
                 yield trial
@@ -137,15 +138,14 @@ class Study:
 def driven(
     options: Options,
     settings: Mapping[str, object],
-    command: Callable[[Mapping[str, object]], str],
-    train_command: Callable[[int, float, int | None], str],
+    commands: Commands,
     jobs: int = 1,
 ) -> Generator[list[AskedTrial], None, Result | None]:
     """Claim the folder of a study whose trials somebody else trains, and begin it.
 
     Args:
         options: of the study, complete.
-        settings, command, train_command: as in :class:`bstune.study.workload.Workload`.
+        settings, commands: as in :class:`bstune.study.workload.Workload`.
         jobs: the most trials at once.
 
     Returns:
@@ -153,13 +153,12 @@ def driven(
     """
     name = str(options.study)
     if options.tunables:
-        train_command = partial(words_for_best_file, options.output)
+        commands = replace(commands, train=partial(words_for_best_file, options.output))
     workload = Workload(
         name=name,
         settings=settings,
         config=config_of(options),
-        command=command,
-        train_command=train_command,
+        commands=commands,
         machine=_machine_of_loop(options.device),
     )
     claim_folder(StudyFolder(Path(options.output)), name, options.storage)

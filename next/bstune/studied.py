@@ -22,7 +22,6 @@ from bstune.report.read import read_result
 from bstune.result import Result
 from bstune.study.analysis import StudyFacts
 from bstune.study.begin import Begun, begin, further_workers
-from bstune.study.commands import report_command
 from bstune.study.deadline import Deadline, limited
 from bstune.study.finish import TrialsFile, write_asked, write_study
 from bstune.study.loop import AskedTrial, Crew, HangWatch
@@ -38,7 +37,7 @@ from bstune.study.of_options import (
 from bstune.study.plan import Plan
 from bstune.study.prepare import OfProject, prepared
 from bstune.study.progress import Progress, Stopwatch
-from bstune.study.result import ResultWarning, StudyResult
+from bstune.study.result import StudyResult
 from bstune.study.run import answered, planned, train_all_here
 from bstune.study.storage import database_errors, opened
 from bstune.study.workload import Workload, by_lightning
@@ -128,10 +127,10 @@ def studied(
             plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))
-        config = _filled_config(options, workload, project.schedule_follows)
+        config = _filled_config(options, workload, project)
         if not joins:
             storage.settle(by_proxy=True)
-            storage.share(shared_by(options, machine, workload.command({}), begun.at))
+            storage.share(shared_by(options, machine, workload.commands, begun.at))
             write_asked(folder, config, machine)
         stopwatch.plan = plan
         progress = Progress(ticker, plan, storage.records())
@@ -153,7 +152,15 @@ def studied(
             # This process has little to do while the worker trains.
             modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
             Thread(target=_import_all, args=modules, daemon=True).start()
-        study = _study_of(name, workload, plan, machine, project, folder)
+        study = StudyFacts(
+            plan=plan,
+            workload=workload.name,
+            name=name,
+            machine=machine,
+            project=project,
+            commands=workload.commands,
+            folder=folder.root,
+        )
         result, records = yield from answered(
             study, storage, folder, train_some, observers, ticker, jobs
         )
@@ -165,33 +172,6 @@ def studied(
         return answer
 
 
-def _study_of(
-    name: str,
-    workload: Workload,
-    plan: Plan,
-    machine: Machine,
-    project: OfProject,
-    folder: StudyFolder,
-) -> StudyFacts:
-    """What the answer is written from."""
-    return StudyFacts(
-        plan=plan,
-        workload=workload.name,
-        name=name,
-        device=machine.device,
-        threads=machine.threads,
-        command=workload.command,
-        train=workload.train_command,
-        again=partial(report_command, folder.root),
-        warnings=tuple(
-            ResultWarning(kind="schedule", fix=remedy, state=state)
-            for state, remedy in project.schedules
-        ),
-        parameters=project.parameters,
-        examples=project.examples,
-    )
-
-
 def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
     """The workers that train; a recorded run has none."""
     if begun.worker is None:
@@ -200,11 +180,16 @@ def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
     return [begun.worker, *map(stack.enter_context, others)]
 
 
-def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:
+def _filled_config(options: Options, workload: Workload, project: OfProject) -> str:
     """A workload's config with all options as they were found, and what another question needs."""
     config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
-    config |= {"target": str(options.target), "command": workload.command({})}
-    config["schedule_follows"] = schedule_follows
+    config |= {
+        "target": str(options.target),
+        "way": workload.commands.way,
+        "command": workload.commands.study({}),
+        # hardware.json has the survey.
+        "of_project": project.model_dump(mode="json", exclude={"survey"}, exclude_defaults=True),
+    }
     return yaml.safe_dump(hide(config), sort_keys=False)
 
 
@@ -236,7 +221,7 @@ def _prepared(
         if setting("target") is None:
             begun.ticker.does("looking at the project")
             options, project, preflight = prepared(
-                worker, recipe, options, workload.command, deadline
+                worker, recipe, options, workload.commands.study, deadline
             )
         else:
             project = OfProject(**{name: setting(name) for name in OfProject.model_fields})

@@ -12,6 +12,7 @@ from bstune.core.records import Budget, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.advice import followed
 from bstune.study.analysis import StudyFacts, analyse, is_near_trials
+from bstune.study.commands import Commands
 from bstune.study.deadline import Deadline
 from bstune.study.plan import Plan
 from bstune.study.result import ResultWarning
@@ -30,7 +31,8 @@ def study(**changes):
         "step_time": lambda batch_size: 1e-3,
     }
     plan = Plan(**(fixed | changes))
-    return StudyFacts(plan, "digits", "digits", "cpu", 1, command=str, train="{} at {}".format)
+    commands = Commands("command", str, "{} at {}".format)
+    return StudyFacts(plan, "digits", "digits", "cpu", 1, commands)
 
 
 def law(batch_size):
@@ -331,7 +333,8 @@ def test_without_a_baseline_the_best_is_used_of_sizes_that_tie_in_steps_the_smal
 
 def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
     question = Question(TARGET, Budget(steps=1000), schedule_ends=True)
-    ends = dataclasses.replace(study(question=question), train="{} at {} in {}".format)
+    commands = Commands("command", str, "{} at {} in {}".format)
+    ends = dataclasses.replace(study(question=question), commands=commands)
     records = []
     for one in SWITCH:
         of_baseline = one.role == "baseline" or one.repeats == 0

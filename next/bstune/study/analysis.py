@@ -1,8 +1,9 @@
 """From records to the typed result: each value is computed once, here."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from bstune import __version__
@@ -36,7 +37,7 @@ from bstune.study.advice import (
     trend_of_most,
     warnings_of,
 )
-from bstune.study.commands import Command, TrainCommand
+from bstune.study.commands import Commands, report_command
 from bstune.study.confirm import (
     Run,
     SeedDeviation,
@@ -53,7 +54,9 @@ from bstune.study.confirm import (
 from bstune.study.critical import critical_batch_size, noise_scale
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
+from bstune.study.machine import Machine
 from bstune.study.plan import Plan
+from bstune.study.prepare import OfProject
 from bstune.study.result import (
     Closest,
     Confirmed,
@@ -97,26 +100,29 @@ class StudyFacts:
     Args:
         plan: that it followed.
         workload, name: of the workload and of the study.
-        device, threads: that trained.
-        command, train: as of :class:`bstune.study.workload.Workload`.
-        again: what answers for another target from the same trials.
+        machine: that trained.
+        project: what it told.
+        commands: that run the study again, and train its best.
+        folder: of the study.
         ran_for: the target, or the budget, that its trials were run for, where another is asked.
-        warnings: of the project, which a preflight has found.
-        parameters, examples: of the module, that are trained, and of the training set.
     """
 
     plan: Plan
     workload: str
     name: str
-    device: str
-    threads: int
-    command: Command
-    train: TrainCommand
-    again: Callable[[Target], str] = str
+    machine: Machine
+    project: OfProject
+    commands: Commands
+    folder: Path
     ran_for: str | None = None
-    warnings: tuple[ResultWarning, ...] = ()
-    parameters: int | None = None
-    examples: int | None = None
+
+    @property
+    def warnings(self) -> tuple[ResultWarning, ...]:
+        """Of the project."""
+        return tuple(
+            ResultWarning(kind="schedule", fix=fix, state=state)
+            for state, fix in self.project.schedules
+        )
 
 
 def analyse(facts: StudyFacts, records: Records) -> StudyResult:
@@ -132,10 +138,10 @@ def analyse(facts: StudyFacts, records: Records) -> StudyResult:
         target=question.target,
         budget=question.budget,
         ran_for=facts.ran_for,
-        device=facts.device,
-        threads=facts.threads,
-        parameters=facts.parameters,
-        examples=facts.examples,
+        device=facts.machine.device,
+        threads=facts.machine.threads,
+        parameters=facts.project.parameters,
+        examples=facts.project.examples,
         seeds=facts.plan.seeds,
         configurations=count_configurations(records),
         trials=len(records),
@@ -172,9 +178,9 @@ def _fields_if_not_reached(facts: StudyFacts, records: Records) -> dict[str, Any
             fields["missing"] = what
     if not plan.question.seeks_metric:
         easier = easier_target(target, records)
-        again = facts.again(easier)
+        again = report_command(facts.folder, easier)
         if plan.question.schedule_ends:
-            again = facts.command({"target": str(easier), "study": f"{facts.name}-easier"})
+            again = facts.commands.study({"target": str(easier), "study": f"{facts.name}-easier"})
         fields |= {"easier_goal": easier.goal, "easier": again}
     field = field_of(plan, records)
     configuration = Configuration(batch_size=record.batch_size, lr=record.lr, values=record.values)
@@ -182,7 +188,7 @@ def _fields_if_not_reached(facts: StudyFacts, records: Records) -> dict[str, Any
     return fields | {
         "best": _confirmed(plan, records, field, record, (), field.of_law),
         "closest": Closest(configuration=configuration, value=value, trend=trend),
-        "next": facts.command(options) if options else None,
+        "next": facts.commands.study(options) if options else None,
         "next_options": options,
     }
 
@@ -228,7 +234,7 @@ def _lacking(facts: StudyFacts, lacking: tuple[str, FurtherOptions] | None) -> d
     if lacking is None:
         return {}
     what, options = lacking
-    return {"missing": what, "next": facts.command(options), "next_options": options}
+    return {"missing": what, "next": facts.commands.study(options), "next_options": options}
 
 
 Compared = tuple[Confirmed | None, Confirmed | None, Speedup | Improvement | None]
@@ -265,7 +271,7 @@ def _fields_of_best(
     else:
         fields["improvement"] = comparison
     if best is not None and verdict in ("switch", "use"):
-        fields["train_command"] = facts.train(best.batch_size, best.lr, best.train_steps)
+        fields["train_command"] = facts.commands.train(best.batch_size, best.lr, best.train_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":

@@ -4,20 +4,91 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from bstune.core.records import Target
+from bstune.options import Options, differing
 from bstune.system.secrets import hide
 
 COMMAND = "python -m bstune"
+# Options that one run does not read.
+OF_SEARCH = ("trials", "seeds", "wall_seconds", "workers", "sampler")
+# What is called in Python.
+FUNCTIONS = {"tune": "bstune.tune", "loop": "bstune.Study"}
+
+Way = Literal["command", "lightning", "tune", "loop", "application"]
+"""How a study is begun: by a command, by one with LightningCLI's files, by ``bstune.tune``, by a
+loop over ``bstune.Study``, or by the sweeper of a Hydra application."""
 Command = Callable[[Mapping[str, object]], str]
 """What runs a study with further options, as a command or a call."""
 TrainCommand = Callable[[int, float, int | None], str]
 """What trains a batch size and a rate, likewise; the third value is its steps, where a schedule's
 length or the best metric in a budget is sought."""
-# Options that one run does not read.
-OF_SEARCH = ("trials", "seeds", "wall_seconds", "workers", "sampler")
+
+
+@dataclass(frozen=True)
+class Commands:
+    """How a study was begun, what runs it again and what trains its best."""
+
+    way: Way
+    study: Command
+    train: TrainCommand
+
+
+def line_commands(way: Way, arguments: Sequence[str], folder: str | None = None) -> Commands:
+    """The commands of a study that a command line begins.
+
+    Args:
+        way: ``command`` or ``lightning``.
+        arguments: of the command line.
+        folder: of the study, where further values are tuned: its best.yaml has them.
+    """
+    train = partial(training_command, arguments)
+    if folder is not None:
+        train = partial(command_with_best_file, arguments, folder)
+    return Commands(way, partial(command_line, arguments), train)
+
+
+def call_commands(way: Way, name: str) -> Commands:
+    """The calls of a study that Python begins; ``way`` is ``tune`` or ``loop``."""
+    train: TrainCommand = partial(in_words, "your own loop")
+    if way == "tune":
+        train = result_train_call
+    return Commands(way, partial(python_call, FUNCTIONS[way], name), train)
+
+
+def stored_commands(way: Way, command: str, own: Options, asked: Options) -> Commands:
+    """The commands of a study that is read from its folder.
+
+    Args:
+        way: that it was begun.
+        command: that runs it.
+        own: options of the study.
+        asked: the same, or those of another question, which is another study.
+    """
+    options = differing(own, asked)
+    if way in FUNCTIONS:
+        commands = call_commands(way, own.study_name)
+    elif way == "application":
+        words = shlex.split(command)
+        train = partial(in_words, "your application")
+        commands = Commands(way, partial(application_command, words), train)
+    else:
+        asking = command_line(_arguments(command), options)
+        commands = line_commands(way, _arguments(asking))
+    if own.tunables and way != "tune":
+        # best.yaml is of the study's own question.
+        commands = replace(commands, train=words_for_row)
+    if options:
+        options["study"] = f"{own.study_name}-2"
+    return replace(commands, study=lambda further: commands.study({**options, **further}))
+
+
+def _arguments(command: str) -> list[str]:
+    return shlex.split(command.removeprefix(COMMAND))
 
 
 def _by_name(words: Sequence[str]) -> dict[str, str]:
@@ -42,7 +113,7 @@ def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str
             # Hydra's keys have no quotes.
             pairs = [f"{name}: {value}" for name, value in changed.items()]
             changed = f"{{{', '.join(pairs)}}}"
-        given[option] = f"{option}={changed}"
+        given[option] = f"{option}={'null' if changed is None else changed}"
     return f"{COMMAND} {shlex.join(given.values())}"
 
 
@@ -57,7 +128,18 @@ def training_command(
     return command_line(arguments, options)
 
 
-def python_call(name: str, options: Mapping[str, object], function: str = "bstune.tune") -> str:
+def command_with_best_file(arguments: Sequence[str], folder: str, *of_best: object) -> str:
+    """What trains the best where further values are tuned: it is in best.yaml.
+
+    Args:
+        arguments: of the command line.
+        folder: of the study.
+        of_best: batch size, rate and steps, which the file has, too.
+    """
+    return command_line(arguments, {"trial": f"{folder}/best.yaml"})
+
+
+def python_call(function: str, name: str, options: Mapping[str, object]) -> str:
     """A call of :func:`bstune.tune`, or of another function, with further options."""
     arguments: dict[str, object] = {"name": options.get("study", name)}
     sections: dict[str, dict[str, object]] = {}
@@ -72,6 +154,11 @@ def python_call(name: str, options: Mapping[str, object], function: str = "bstun
     return f"{function}(...{written})"
 
 
+def result_train_call(*of_best: object) -> str:
+    """What trains the best of :func:`bstune.tune`."""
+    return "result.train()"
+
+
 def application_command(words: Sequence[str], options: Mapping[str, object]) -> str:
     """A Hydra application's command with further options of its sweeper, without secrets."""
     given = _by_name(words)
@@ -83,59 +170,22 @@ def application_command(words: Sequence[str], options: Mapping[str, object]) -> 
     return shlex.join(given.values())
 
 
-def command_with_best_file(arguments: Sequence[str], folder: str, *of_best: object) -> str:
-    """What trains the best where further values are tuned: it is in best.yaml.
-
-    Args:
-        arguments: of the command line.
-        folder: of the study.
-        of_best: batch size, rate and steps, which the file has, too.
-    """
-    return command_line(arguments, {"trial": f"{folder}/best.yaml"})
+def in_words(where: str, batch_size: int, lr: float, steps: int | None) -> str:
+    """The best where no command trains it: ``batch size 118 and lr 1.18 in your own loop``."""
+    end = f", up to step {steps}," if steps is not None else ""
+    return f"batch size {batch_size} and lr {lr:g}{end} in {where}"
 
 
-def commands_of(
-    command: str, name: str, asked: Mapping[str, object]
-) -> tuple[Command, TrainCommand]:
-    """What runs a study with further options, and what trains a batch size and a rate.
+def words_for_best_file(folder: str, *of_best: object) -> str:
+    """The best with further values, likewise."""
+    return f"the configuration in {folder}/best.yaml"
 
-    Args:
-        command: that runs the study, as :func:`command_line` or :func:`python_call` writes it.
-        name: of the study.
-        asked: options of another question; they make it another study.
-    """
-    another = {"study": f"{name}-2"} if asked else {}
-    if not command.startswith(COMMAND) and "(..." not in command:
-        own = shlex.split(command)
-        return lambda options: application_command(own, {**asked, **another, **options}), in_words
-    if not command.startswith(COMMAND):
-        function = command.partition("(")[0]
-        call = partial(python_call, function=function)
-        train = result_train_call if function == "bstune.tune" else in_words
-        return lambda options: call(name, {**asked, **another, **options}), train
-    arguments = shlex.split(command.removeprefix(COMMAND))
-    for option, value in asked.items():
-        arguments.append(f"{option}={'null' if value is None else value}")
-    run = partial(command_line, arguments)
-    return lambda options: run({**another, **options}), partial(training_command, arguments)
+
+def words_for_row(*of_best: object) -> str:
+    """The best with further values, of which there is no file."""
+    return "the configuration of row Best"
 
 
 def report_command(folder: Path, target: Target) -> str:
     """What answers another goal from the trials in a study's folder."""
     return f"{COMMAND} report {shlex.quote(str(folder))} target={target.goal:g}"
-
-
-def result_train_call(*of_best: object) -> str:
-    """What trains the best in a project of one's own, in Python."""
-    return "result.train()"
-
-
-def in_words(batch_size: int, lr: float, steps: int | None) -> str:
-    """The best for a loop of one's own, which no command trains."""
-    end = f", up to step {steps}," if steps is not None else ""
-    return f"batch size {batch_size} and lr {lr:g}{end} in your own loop"
-
-
-def words_for_best_file(folder: str, *of_best: object) -> str:
-    """The best where further values are tuned, likewise."""
-    return f"the configuration in {folder}/best.yaml"

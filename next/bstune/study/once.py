@@ -35,7 +35,7 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
         # A metric is not needed.
         any_target = Target("any", None if options.seeks_metric else 0.0, "min")
         options = options.model_copy(update={"target": options.target or any_target})
-        options, _ = looked_up(worker, workload.recipe, options, workload.command, patience)
+        options, _ = looked_up(worker, workload.recipe, options, workload.commands.study, patience)
         seconds = options.survey_seconds
         return surveyed(machine, worker, workload.recipe, options, workload.settings, seconds)
 

@@ -8,7 +8,7 @@ import yaml
 
 from bstune.options import Options
 from bstune.recipe.recipe import Recipe
-from bstune.study.commands import Command, TrainCommand
+from bstune.study.commands import Commands
 from bstune.study.machine import Machine
 from bstune.system.secrets import hide
 from bstune.trial.table import Table
@@ -23,7 +23,7 @@ class Workload:
         name: of the workload.
         settings: what must not change while a study goes on, as JSON.
         config: the config as YAML, without secrets.
-        command, train_command: what runs it again, and what trains its best.
+        commands: how the study is begun, and what runs it again.
         train: trains one trial; it is sent to the worker with cloudpickle. None: whoever runs the
             study trains them.
         table: recorded runs that answer in place of training.
@@ -34,8 +34,7 @@ class Workload:
     name: str
     settings: Mapping[str, object]
     config: str
-    command: Command
-    train_command: TrainCommand
+    commands: Commands
     train: Callable[[Trial], None] | None = None
     table: Table | None = None
     recipe: Recipe | None = None
