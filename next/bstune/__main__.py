@@ -71,8 +71,7 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
     if not is_one_run:
         from bstune.study.begin import begin
 
-        name = options.study or str(options.workload)
-        begun = begin(options, name, began, trains=composed.recipe is not None)
+        begun = begin(options, began, trains=composed.recipe is not None)
     from bstune.studied import run_study
 
     workload = composed.workload()

@@ -18,7 +18,7 @@ from bstune.studied import run_study
 from bstune.study.begin import begin
 from bstune.study.commands import call_commands
 from bstune.study.once import survey_once
-from bstune.study.workload import Workload, by_lightning, config_of
+from bstune.study.workload import Workload, config_of
 from bstune.system.ticker import say
 
 
@@ -77,7 +77,7 @@ def tune(
     began = time.monotonic()
     given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
     checked, workload = _of_project(module, data, name, trainer, given)
-    result = run_study(checked, workload, begin(checked, checked.study or workload.name, began))
+    result = run_study(checked, workload, begin(checked, began))
     return result.of_project(workload.recipe)
 
 
@@ -125,7 +125,6 @@ def _of_project(
     recipe = recipe_of_project(module, data, trainer=trainer, options=checked)
     workload = Workload(
         name=study,
-        train=by_lightning(recipe),
         settings={"data": _type_name(data), "trainer": sorted(trainer or {})},
         config=config_of(checked),
         commands=call_commands("tune", study),

@@ -55,10 +55,9 @@ def join(arguments: Sequence[str]) -> None:
     log = StudyFolder(Path(options.output)).log.with_stem(
         f"trials-{socket.gethostname()}-{os.getpid()}"
     )
-    trains = workload.recipe is not None
     # A time limit counts from the study's own begin.
     at = time.monotonic() - (time.time() - shared["began"])
-    begun = begin(options, name, at, trains=trains, log=log)
+    begun = begin(options, at, trains=workload.recipe is not None, log=log)
     # It trains all trials itself.
     list(studied(options, workload, begun, joins=True))
     say(f"nothing is left to train; the answer: {shared['command']}")

@@ -96,7 +96,7 @@ class Study:
     ) -> None:
         given = dict(options, target=target, baseline=baseline, batch_size=batch_size)
         checked = options_from_python(**{"study": name} | given, budget=budget)
-        self._name = str(checked.study)
+        self._name = checked.study_name
         self._options = _complete(checked)
         self._folder = Path(checked.output)
 
@@ -151,7 +151,7 @@ def driven(
     Returns:
         The trials, as of :func:`bstune.studied.studied`.
     """
-    name = str(options.study)
+    name = options.study_name
     if options.tunables:
         commands = replace(commands, train=partial(words_for_best_file, options.output))
     workload = Workload(

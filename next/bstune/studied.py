@@ -16,6 +16,7 @@ from bstune.core.records import Record
 from bstune.hardware.survey import Survey
 from bstune.options import Options
 from bstune.recipe.found import remembered
+from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.report.read import read_result
@@ -40,13 +41,12 @@ from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import StudyResult
 from bstune.study.run import answered, planned, train_all_here
 from bstune.study.storage import database_errors, opened
-from bstune.study.workload import Workload, by_lightning
+from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, whole_file, write_text
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker, say
 from bstune.tracking.mlflow import log_study
-from bstune.trial.trial import Trial
 from bstune.trial.worker import AnyWorker
 
 # What :func:`_finish` takes 2 CPU seconds to import.
@@ -94,17 +94,17 @@ def studied(
         joins: train what another process has planned, which gives the answer; None is returned.
     """
     folder = StudyFolder(Path(options.output))
-    name = options.study or workload.name
+    name = options.study_name
     failed = "failed; the same command goes on with what is stored"
     with ExitStack() as stack, database_errors(options.storage, failed):
-        begun = begun or begin(options, name, trains=workload.table is None)
+        begun = begun or begin(options, trains=workload.recipe is not None)
         stack.callback(begun.close)
         ticker, stopwatch = begun.ticker, Stopwatch(begun.at)
         storage = stack.enter_context(opened(options.storage, name, folder))
         # A study that was begun goes on with what was found before.
         options = with_threads(remembered(options, storage.setting))
         storage.check({**fixed_options(options), **workload.settings})
-        options, project, machine, train, deadline = _prepared(
+        options, project, machine, workload, deadline = _prepared(
             options, workload, begun, storage.setting, stopwatch
         )
         table = workload.table
@@ -134,6 +134,7 @@ def studied(
             write_asked(folder, config, machine)
         stopwatch.plan = plan
         progress = Progress(ticker, plan, storage.records())
+        train = workload.train
         train_some = None
         if train is not None:
             workers = _crew(stack, begun, options)
@@ -199,7 +200,7 @@ def _prepared(
     begun: Begun,
     setting: Callable[[str], Any],
     stopwatch: Stopwatch,
-) -> tuple[Options, OfProject, Machine, Callable[[Trial], None] | None, Deadline | None]:
+) -> tuple[Options, OfProject, Machine, Workload, Deadline | None]:
     """Look at the machine and the project, and make the survey; recorded runs have none of these.
 
     Args:
@@ -208,15 +209,15 @@ def _prepared(
         stopwatch: counts the start and the preparation.
 
     Returns:
-        The options, all of them filled; what the project told; the machine with its survey; what
-        trains a trial; the time limit.
+        The options, all of them filled; what the project told; the machine with its survey; the
+        workload as that says to train it; the time limit.
     """
     worker, recipe = begun.worker, workload.recipe
     if worker is not None:
         begun.ticker.does("importing torch and lightning")
     machine = workload.machine or machine_of(options, worker)
     deadline = limited(options.wall_seconds, begun.at, stopwatch.lap("start"))
-    project, preflight, train = OfProject(), 0.0, workload.train
+    project, preflight = OfProject(), 0.0
     if worker is not None and recipe is not None:
         if setting("target") is None:
             begun.ticker.does("looking at the project")
@@ -226,7 +227,7 @@ def _prepared(
         else:
             project = OfProject(**{name: setting(name) for name in OfProject.model_fields})
         seconds = survey_seconds(options, deadline, preflight)
-        machine, train = _with_survey(
+        machine, recipe = _with_survey(
             options, workload, worker, machine, project.survey, seconds, begun.ticker
         )
         if options.budget.seconds is not None:
@@ -234,7 +235,7 @@ def _prepared(
     took = stopwatch.lap("preparation")
     if deadline is not None:
         deadline = replace(deadline, preparation=took)
-    return options, project, machine, train, deadline
+    return options, project, machine, replace(workload, recipe=recipe), deadline
 
 
 def _with_survey(
@@ -245,8 +246,8 @@ def _with_survey(
     survey: Survey | None,
     seconds: float,
     ticker: Ticker,
-) -> tuple[Machine, Callable[[Trial], None]]:
-    """Make or read the survey, unless the study has one; the machine with it, and what trains.
+) -> tuple[Machine, Recipe]:
+    """Make or read the survey, unless the study has one; machine and recipe as it says.
 
     Raises:
         InputError: an option needs the survey, which is left out.
@@ -258,14 +259,14 @@ def _with_survey(
         why = without_survey(options, worker, seconds)
         if why:
             say(f"no survey of memory and step times: {why}")
-            return machine, by_lightning(recipe)
+            return machine, recipe
         ticker.does("survey of memory and step times")
         survey, was_kept = surveyed(machine, worker, recipe, options, workload.settings, seconds)
         say(survey_line(survey, was_kept))
     recipe = replace(recipe, threads=survey.threads)
     if options.micro_batch_size == "auto":
         recipe = replace(recipe, micro_batch_size=survey.largest_fit)
-    return machine.with_survey(survey), by_lightning(recipe)
+    return machine.with_survey(survey), recipe
 
 
 def _timed(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> StudyResult:
