@@ -80,7 +80,7 @@ def read_asked(folder: Path) -> tuple[Options, Machine, Origin]:
         origin = Origin.model_validate(of_origin)
     except ValidationError as error:
         raise InputError(
-            f"{files.config} does not tell what its study asks, {_first(error)}: run its study again"
+            f"{files.config} does not tell what its study asks, {_first(error)}: run it again"
         ) from error
     try:
         machine = Machine.model_validate(read_json(files.hardware))
