@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import search_records
@@ -14,7 +15,9 @@ from bstune.study.advice import followed
 from bstune.study.analysis import StudyFacts, analyse, is_near_trials
 from bstune.study.commands import Commands
 from bstune.study.deadline import Deadline
+from bstune.study.machine import RECORDED
 from bstune.study.plan import Plan
+from bstune.study.prepare import OfProject
 from bstune.study.result import ResultWarning
 
 TARGET = Target("val/loss", 0.1, "min")
@@ -32,7 +35,8 @@ def study(**changes):
     }
     plan = Plan(**(fixed | changes))
     commands = Commands("command", str, "{} at {}".format)
-    return StudyFacts(plan, "digits", "digits", "cpu", 1, commands)
+    folder = Path("outputs/digits")
+    return StudyFacts(plan, "digits", "digits", RECORDED, OfProject(), commands, folder)
 
 
 def law(batch_size):
@@ -92,11 +96,12 @@ BY_STEPS = Question(TARGET, Budget(steps=1000), "steps")
 
 
 WARNING = ResultWarning(kind="schedule", fix="return it", state="it moves 10 times")
+TOLD = OfProject(schedules=[(WARNING.state, WARNING.fix)])
 
 
 def test_switch():
     short = record(99, "search/9", 700, 2.0, 9, "out of memory")
-    result = analyse(dataclasses.replace(study(), warnings=(WARNING,)), [*SWITCH, short])
+    result = analyse(dataclasses.replace(study(), project=TOLD), [*SWITCH, short])
     assert (result.verdict, result.best.batch_size, result.baseline.batch_size) == (
         "switch",
         512,
@@ -249,7 +254,7 @@ def missed(text, status="missed"):
 @pytest.mark.parametrize("low, is_asked", [(0.1, True), (0.4, False)])
 def test_nothing_reached(low, is_asked):
     space = Space(8, 1024, low, 100.0, "sqrt", (64, 0.4))
-    plan = dataclasses.replace(study(space=space, baseline=None), warnings=(WARNING,))
+    plan = dataclasses.replace(study(space=space, baseline=None), project=TOLD)
     result = analyse(plan, [missed("100 0.9, 250 0.5, 500 0.6, 1000 nan", "diverged")])
     assert (result.verdict, result.reached, result.best.runs) == ("not yet", False, 0)
     assert (result.closest.trend, result.closest.value) == ("diverged", 0.5)
