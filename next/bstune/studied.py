@@ -35,7 +35,6 @@ from bstune.study.of_options import (
     shared_by,
     with_threads,
 )
-from bstune.study.plan import Plan
 from bstune.study.prepare import OfProject, prepared
 from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import StudyResult
