@@ -5,7 +5,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from bstune.recipe.found import check_whole, fill_sizes
 from bstune.result import Result, ask_again
 from bstune.studied import studied
 from bstune.study.begin import Begun
-from bstune.study.commands import Commands, call_commands, words_for_best_file
+from bstune.study.commands import Commands, call_commands, for_any_best
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
 from bstune.study.workload import Workload, config_of
@@ -153,7 +152,8 @@ def driven(
     """
     name = options.study_name
     if options.tunables:
-        commands = replace(commands, train=partial(words_for_best_file, options.output))
+        train = for_any_best(f"the configuration in {options.output}/best.yaml")
+        commands = replace(commands, train=train)
     workload = Workload(
         name=name,
         settings=settings,

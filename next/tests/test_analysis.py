@@ -35,8 +35,7 @@ def study(**changes):
     }
     plan = Plan(**(fixed | changes))
     commands = Commands("command", str, "{} at {}".format)
-    folder = Path("outputs/digits")
-    return StudyFacts(plan, "digits", "digits", RECORDED, OfProject(), commands, folder)
+    return StudyFacts(plan, "digits", "digits", RECORDED, OfProject(), commands, Path())
 
 
 def law(batch_size):
@@ -96,7 +95,7 @@ BY_STEPS = Question(TARGET, Budget(steps=1000), "steps")
 
 
 WARNING = ResultWarning(kind="schedule", fix="return it", state="it moves 10 times")
-TOLD = OfProject(schedules=[(WARNING.state, WARNING.fix)])
+TOLD = OfProject(warnings=[WARNING])
 
 
 def test_switch():

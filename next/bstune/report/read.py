@@ -54,8 +54,8 @@ def read_records(folder: Path) -> list[Record]:
     return records
 
 
-class Origin(Frozen):
-    """How a study was begun, beside its options."""
+class Origin(Frozen, extra="ignore"):
+    """How a study was begun, of its config.yaml, which has its options, too."""
 
     way: Way
     command: str
@@ -73,15 +73,13 @@ def read_asked(folder: Path) -> tuple[Options, Machine, Origin]:
     """
     files = StudyFolder(folder)
     config = read_yaml(files.config)
-    known = config if isinstance(config, dict) else {}
-    values = {name: known[name] for name in Options.model_fields if name in known}
-    of_origin = {name: known[name] for name in Origin.model_fields if name in known}
     try:
-        origin = Origin.model_validate(of_origin)
+        origin = Origin.model_validate(config)
     except ValidationError as error:
         raise InputError(
             f"{files.config} does not tell what its study asks, {_first(error)}: run it again"
         ) from error
+    values = {name: config[name] for name in Options.model_fields if name in config}
     try:
         machine = Machine.model_validate(read_json(files.hardware))
     except ValidationError as error:

@@ -66,7 +66,6 @@ from bstune.study.result import (
     Interval,
     LrAlone,
     Measured,
-    ResultWarning,
     Speedup,
     Spent,
     StudyResult,
@@ -116,14 +115,6 @@ class StudyFacts:
     folder: Path
     ran_for: str | None = None
 
-    @property
-    def warnings(self) -> tuple[ResultWarning, ...]:
-        """Of the project."""
-        return tuple(
-            ResultWarning(kind="schedule", fix=fix, state=state)
-            for state, fix in self.project.schedules
-        )
-
 
 def analyse(facts: StudyFacts, records: Records) -> StudyResult:
     """Compute a study's result from its records."""
@@ -151,7 +142,7 @@ def analyse(facts: StudyFacts, records: Records) -> StudyResult:
             other=sum(record.other_seconds for record in records),
         ),
         reached=reached,
-        **{"warnings": facts.warnings} | fields(facts, records),
+        **{"warnings": facts.project.warnings} | fields(facts, records),
     )
 
 
@@ -226,7 +217,7 @@ def _fields_if_reached(facts: StudyFacts, records: Records) -> dict[str, Any]:
         fields["verdict"] = None
         fields |= _lacking(facts, for_curve(plan, facts.name, critical, searched, records))
     warnings = warnings_of(plan, fields.get("best"), critical, points, searched, records)
-    return fields | {"warnings": (*facts.warnings, *warnings)}
+    return fields | {"warnings": (*facts.project.warnings, *warnings)}
 
 
 def _lacking(facts: StudyFacts, lacking: tuple[str, FurtherOptions] | None) -> dict[str, Any]:

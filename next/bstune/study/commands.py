@@ -46,9 +46,9 @@ def line_commands(way: Way, arguments: Sequence[str], folder: str | None = None)
         arguments: of the command line.
         folder: of the study, where further values are tuned: its best.yaml has them.
     """
-    train = partial(training_command, arguments)
+    train: TrainCommand = partial(training_command, arguments)
     if folder is not None:
-        train = partial(command_with_best_file, arguments, folder)
+        train = for_any_best(command_line(arguments, {"trial": f"{folder}/best.yaml"}))
     return Commands(way, partial(command_line, arguments), train)
 
 
@@ -56,7 +56,7 @@ def call_commands(way: Way, name: str) -> Commands:
     """The calls of a study that Python begins; ``way`` is ``tune`` or ``loop``."""
     train: TrainCommand = partial(in_words, "your own loop")
     if way == "tune":
-        train = result_train_call
+        train = for_any_best("result.train()")
     return Commands(way, partial(python_call, FUNCTIONS[way], name), train)
 
 
@@ -81,7 +81,7 @@ def stored_commands(way: Way, command: str, own: Options, asked: Options) -> Com
         commands = line_commands(way, _arguments(asking))
     if own.tunables and way != "tune":
         # best.yaml is of the study's own question.
-        commands = replace(commands, train=words_for_row)
+        commands = replace(commands, train=for_any_best("the configuration of row Best"))
     if options:
         options["study"] = f"{own.study_name}-2"
     return replace(commands, study=lambda further: commands.study({**options, **further}))
@@ -128,17 +128,6 @@ def training_command(
     return command_line(arguments, options)
 
 
-def command_with_best_file(arguments: Sequence[str], folder: str, *of_best: object) -> str:
-    """What trains the best where further values are tuned: it is in best.yaml.
-
-    Args:
-        arguments: of the command line.
-        folder: of the study.
-        of_best: batch size, rate and steps, which the file has, too.
-    """
-    return command_line(arguments, {"trial": f"{folder}/best.yaml"})
-
-
 def python_call(function: str, name: str, options: Mapping[str, object]) -> str:
     """A call of :func:`bstune.tune`, or of another function, with further options."""
     arguments: dict[str, object] = {"name": options.get("study", name)}
@@ -154,11 +143,6 @@ def python_call(function: str, name: str, options: Mapping[str, object]) -> str:
     return f"{function}(...{written})"
 
 
-def result_train_call(*of_best: object) -> str:
-    """What trains the best of :func:`bstune.tune`."""
-    return "result.train()"
-
-
 def application_command(words: Sequence[str], options: Mapping[str, object]) -> str:
     """A Hydra application's command with further options of its sweeper, without secrets."""
     given = _by_name(words)
@@ -170,20 +154,15 @@ def application_command(words: Sequence[str], options: Mapping[str, object]) -> 
     return shlex.join(given.values())
 
 
+def for_any_best(text: str) -> TrainCommand:
+    """What trains the best, where it does not name it."""
+    return lambda *of_best: text
+
+
 def in_words(where: str, batch_size: int, lr: float, steps: int | None) -> str:
     """The best where no command trains it: ``batch size 118 and lr 1.18 in your own loop``."""
     end = f", up to step {steps}," if steps is not None else ""
     return f"batch size {batch_size} and lr {lr:g}{end} in {where}"
-
-
-def words_for_best_file(folder: str, *of_best: object) -> str:
-    """The best with further values, likewise."""
-    return f"the configuration in {folder}/best.yaml"
-
-
-def words_for_row(*of_best: object) -> str:
-    """The best with further values, of which there is no file."""
-    return "the configuration of row Best"
 
 
 def report_command(folder: Path, target: Target) -> str:
