@@ -290,6 +290,11 @@ class Options(Section):
     """Show tracebacks of bstune's own errors."""
 
     @property
+    def study_name(self) -> str:
+        """Of the study: the workload's, unless another is given."""
+        return str(self.study or self.workload)
+
+    @property
     def tunables(self) -> tuple[Tunable, ...]:
         """The further values that are searched."""
         ranges = self.tune if isinstance(self.tune, dict) else {}

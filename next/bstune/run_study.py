@@ -20,12 +20,13 @@ from bstune.core.records import Record
 from bstune.hardware.survey import Survey
 from bstune.options import Options
 from bstune.recipe.found import remembered
+from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.report.read import read_result
 from bstune.result import Result
 from bstune.study.advice import followed
-from bstune.study.analysis import Study, analyse
+from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.begin import Begun, begin, further_workers
 from bstune.study.deadline import Deadline, limited
 from bstune.study.finish import TrialsFile, write_asked, write_study
@@ -42,9 +43,9 @@ from bstune.study.of_options import (
 from bstune.study.plan import Plan
 from bstune.study.prepare import OfProject, prepare_project
 from bstune.study.progress import Progress, Stopwatch
-from bstune.study.result import ResultWarning, StudyResult
+from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage, database_errors, opened
-from bstune.study.workload import Workload, by_lightning, report_command
+from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, whole_file, write_text
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
@@ -101,17 +102,17 @@ def study_trials(
         joins: train what another process has planned, which gives the answer; None is returned.
     """
     folder = StudyFolder(Path(options.output))
-    name = options.study or workload.name
+    name = options.study_name
     failed = "failed; the same command goes on with what is stored"
     with ExitStack() as stack, database_errors(options.storage, failed):
-        begun = begun or begin(options, name, trains=workload.table is None)
+        begun = begun or begin(options, trains=workload.recipe is not None)
         stack.callback(begun.close)
         ticker, stopwatch = begun.ticker, Stopwatch(begun.at)
         storage = stack.enter_context(opened(options.storage, name, folder))
         # A study that was begun goes on with what was found before.
         options = with_threads(remembered(options, storage.setting))
         storage.check({**fixed_options(options), **workload.settings})
-        options, project, machine, train, deadline = _prepare_study(
+        options, project, machine, workload, deadline = _prepare_study(
             options, workload, begun, storage.setting, stopwatch
         )
         table = workload.table
@@ -134,13 +135,14 @@ def study_trials(
             plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))
-        config = _filled_config(options, workload, project.schedule_follows)
+        config = _filled_config(options, workload, project)
         if not joins:
             storage.settle(by_proxy=True)
-            storage.share(shared_by(options, machine, workload.command({}), begun.at))
+            storage.share(shared_by(options, machine, workload.commands, begun.at))
             write_asked(folder, config, machine)
         stopwatch.plan = plan
         progress = Progress(ticker, plan, storage.records())
+        train = workload.train
         train_some = None
         if train is not None:
             workers = _crew(stack, begun, options)
@@ -159,7 +161,15 @@ def study_trials(
             # This process has little to do while the worker trains.
             modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
             Thread(target=_import_all, args=modules, daemon=True).start()
-        study = _study_of(name, workload, plan, machine, project, folder)
+        study = StudyFacts(
+            plan=plan,
+            workload=workload.name,
+            name=name,
+            machine=machine,
+            project=project,
+            commands=workload.commands,
+            folder=folder.root,
+        )
         result, records = yield from _train_until_settled(
             study, storage, folder, train_some, observers, ticker, jobs
         )
@@ -171,33 +181,6 @@ def study_trials(
         return answer
 
 
-def _study_of(
-    name: str,
-    workload: Workload,
-    plan: Plan,
-    machine: Machine,
-    project: OfProject,
-    folder: StudyFolder,
-) -> Study:
-    """What the answer is written from."""
-    return Study(
-        plan=plan,
-        workload=workload.name,
-        name=name,
-        device=machine.device,
-        threads=machine.threads,
-        command=workload.command,
-        train=workload.train_command,
-        again=partial(report_command, folder.root),
-        warnings=tuple(
-            ResultWarning(kind="schedule", fix=remedy, state=state)
-            for state, remedy in project.schedules
-        ),
-        parameters=project.parameters,
-        examples=project.examples,
-    )
-
-
 def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
     """The workers that train; a recorded run has none."""
     if begun.worker is None:
@@ -206,11 +189,16 @@ def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
     return [begun.worker, *map(stack.enter_context, others)]
 
 
-def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:
+def _filled_config(options: Options, workload: Workload, project: OfProject) -> str:
     """A workload's config with all options as they were found, and what another question needs."""
     config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
-    config |= {"target": str(options.target), "command": workload.command({})}
-    config["schedule_follows"] = schedule_follows
+    config |= {
+        "target": str(options.target),
+        "way": workload.commands.way,
+        "command": workload.commands.study({}),
+        # hardware.json has the survey.
+        "of_project": project.model_dump(mode="json", exclude={"survey"}, exclude_defaults=True),
+    }
     return yaml.safe_dump(hide(config), sort_keys=False)
 
 
@@ -220,7 +208,7 @@ def _prepare_study(
     begun: Begun,
     setting: Callable[[str], Any],
     stopwatch: Stopwatch,
-) -> tuple[Options, OfProject, Machine, Callable[[Trial], None] | None, Deadline | None]:
+) -> tuple[Options, OfProject, Machine, Workload, Deadline | None]:
     """Look at the machine and the project, and make the survey; recorded runs have none of these.
 
     Args:
@@ -229,25 +217,25 @@ def _prepare_study(
         stopwatch: counts the start and the preparation.
 
     Returns:
-        The options, all of them filled; what the project told; the machine with its survey; what
-        trains a trial; the time limit.
+        The options, all of them filled; what the project told; the machine with its survey; the
+        workload as that says to train it; the time limit.
     """
     worker, recipe = begun.worker, workload.recipe
     if worker is not None:
         begun.ticker.does("importing torch and lightning")
     machine = workload.machine or machine_of(options, worker)
     deadline = limited(options.wall_seconds, begun.at, stopwatch.lap("start"))
-    project, preflight, train = OfProject(), 0.0, workload.train
+    project, preflight = OfProject(), 0.0
     if worker is not None and recipe is not None:
         if setting("target") is None:
             begun.ticker.does("looking at the project")
             options, project, preflight = prepare_project(
-                worker, recipe, options, workload.command, deadline
+                worker, recipe, options, workload.commands.study, deadline
             )
         else:
             project = OfProject(**{name: setting(name) for name in OfProject.model_fields})
         seconds = survey_seconds(options, deadline, preflight)
-        machine, train = _with_survey(
+        machine, recipe = _with_survey(
             options, workload, worker, machine, project.survey, seconds, begun.ticker
         )
         if options.budget.seconds is not None:
@@ -255,7 +243,7 @@ def _prepare_study(
     took = stopwatch.lap("preparation")
     if deadline is not None:
         deadline = replace(deadline, preparation=took)
-    return options, project, machine, train, deadline
+    return options, project, machine, replace(workload, recipe=recipe), deadline
 
 
 def _with_survey(
@@ -266,8 +254,8 @@ def _with_survey(
     survey: Survey | None,
     seconds: float,
     ticker: Ticker,
-) -> tuple[Machine, Callable[[Trial], None]]:
-    """Make or read the survey, unless the study has one; the machine with it, and what trains.
+) -> tuple[Machine, Recipe]:
+    """Make or read the survey, unless the study has one; machine and recipe as it says.
 
     Raises:
         InputError: an option needs the survey, which is left out.
@@ -279,18 +267,18 @@ def _with_survey(
         why = without_survey(options, worker, seconds)
         if why:
             say(f"no survey of memory and step times: {why}")
-            return machine, by_lightning(recipe)
+            return machine, recipe
         ticker.does("survey of memory and step times")
         survey, was_kept = surveyed(machine, worker, recipe, options, workload.settings, seconds)
         say(survey_line(survey, was_kept))
     recipe = replace(recipe, threads=survey.threads)
     if options.micro_batch_size == "auto":
         recipe = replace(recipe, micro_batch_size=survey.largest_fit)
-    return machine.with_survey(survey), by_lightning(recipe)
+    return machine.with_survey(survey), recipe
 
 
 def _train_until_settled(
-    study: Study,
+    study: StudyFacts,
     storage: StudyStorage,
     folder: StudyFolder,
     train: Callable[[Sequence[AskedTrial]], None] | None,

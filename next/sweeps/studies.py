@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import InputError
 from bstune.core.records import Record
@@ -42,9 +41,8 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
     if StudyFolder(folder).curve.exists():
         return load(folder)
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
-    command = [*arguments, *where]
-    composed = compose(command)
-    return run_study(composed.options, workload_from_config(composed, command))
+    composed = compose([*arguments, *where])
+    return run_study(composed.options, composed.workload())
 
 
 def train(arguments: Sequence[str]) -> Record:
@@ -58,6 +56,5 @@ def train(arguments: Sequence[str]) -> Record:
         BstuneError: as by :func:`bstune.study.once.train_once`.
     """
     with TemporaryDirectory() as folder:
-        command = [*arguments, "workers=0", f"output={folder}"]
-        composed = compose(command)
-        return train_once(composed.options, workload_from_config(composed, command))
+        composed = compose([*arguments, "workers=0", f"output={folder}"])
+        return train_once(composed.options, composed.workload())

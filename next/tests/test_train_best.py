@@ -103,6 +103,7 @@ def test_a_studys_best_is_trained_with_the_users_callbacks(tmp_path):
         module, trainer = one.train(callbacks=checkpoint, logger=logger)
         assert Counts.calls == [one.best.batch_size] * math.ceil(one.best.steps)
         assert module.lr == one.best.lr
+        assert one.parameters and one.examples == EXAMPLES
     assert trainer.logger is logger
     assert str(tmp_path / "logs") in checkpoint.best_model_path
     with refused("bstune.tune"):

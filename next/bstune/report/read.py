@@ -1,14 +1,15 @@
 """Read a study's folder back: it is data, read within limits, and nothing in it is run."""
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from bstune.core.errors import InputError
-from bstune.core.records import Record
+from bstune.core.records import Frozen, Record
 from bstune.options import Options, options_from
+from bstune.study.commands import Way
 from bstune.study.machine import Machine
+from bstune.study.prepare import OfProject
 from bstune.study.result import SCHEMA, StudyResult
 from bstune.system.files import StudyFolder, read_json, read_text, read_yaml
 
@@ -53,26 +54,37 @@ def read_records(folder: Path) -> list[Record]:
     return records
 
 
-def read_asked(folder: Path) -> tuple[Options, Machine, dict[str, Any]]:
-    """Read what a study asks, which its folder has from its beginning on.
+class Origin(Frozen, extra="ignore"):
+    """How a study was begun, of its config.yaml, which has its options, too."""
 
-    Returns:
-        Its options, its machine, and what config.yaml has beside options: ``command``, which runs
-        the study, ``schedule_follows``, and ``table``, where recorded runs answer its trials.
+    way: Way
+    command: str
+    """That runs it."""
+    of_project: OfProject
+    table: str | None = None
+    """Of recorded runs, which answer its trials."""
+
+
+def read_asked(folder: Path) -> tuple[Options, Machine, Origin]:
+    """Read what a study asks, which its folder has from its beginning on.
 
     Raises:
         InputError: if config.yaml or hardware.json is missing, too large or broken.
     """
     files = StudyFolder(folder)
     config = read_yaml(files.config)
-    if not isinstance(config, dict) or "command" not in config:
-        raise InputError(f"{files.config} does not tell what its study asks: run its study again")
-    values = {name: config.pop(name) for name in Options.model_fields if name in config}
+    try:
+        origin = Origin.model_validate(config)
+    except ValidationError as error:
+        raise InputError(
+            f"{files.config} does not tell what its study asks, {_first(error)}: run it again"
+        ) from error
+    values = {name: config[name] for name in Options.model_fields if name in config}
     try:
         machine = Machine.model_validate(read_json(files.hardware))
     except ValidationError as error:
         raise InputError(f"{files.hardware} is no machine: {_first(error)}") from error
-    return options_from(values), machine, config
+    return options_from(values), machine, origin
 
 
 def _first(error: ValidationError) -> str:

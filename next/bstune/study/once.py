@@ -37,7 +37,9 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
         # A metric is not needed.
         any_target = Target("any", None if options.seeks_metric else 0.0, "min")
         options = options.model_copy(update={"target": options.target or any_target})
-        options, _ = fill_from_project(worker, workload.recipe, options, workload.command, patience)
+        options, _ = fill_from_project(
+            worker, workload.recipe, options, workload.commands.study, patience
+        )
         seconds = options.survey_seconds
         return surveyed(machine, worker, workload.recipe, options, workload.settings, seconds)
 
@@ -55,14 +57,13 @@ def train_once(options: Options, workload: Workload) -> Record:
     pair = options.trial.pair
     if pair is None:
         raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
-    study = options.study or workload.name
-    options = _with_what_was_found(options, study)
+    options = _with_what_was_found(options)
     of_study = StudyFolder(Path(options.output))
     batch_size, lr = pair
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
     asked = _one_run(options, folder, batch_size, lr)
-    with closing(begin(options, study, trains=workload.table is None, log=folder.log)) as begun:
+    with closing(begin(options, trains=workload.recipe is not None, log=folder.log)) as begun:
         try:
             record = _trained(options, workload, begun.worker, asked)
         except (InputError, StudyError):
@@ -76,10 +77,10 @@ def train_once(options: Options, workload: Workload) -> Record:
     return record
 
 
-def _with_what_was_found(options: Options, study: str) -> Options:
-    """Fill what is open by what a study of that name has found; InputError for what is missing."""
+def _with_what_was_found(options: Options) -> Options:
+    """Fill what is open by what a study of its name has found; InputError for what is missing."""
     if options.is_open("target") or options.is_open("budget.steps"):
-        storage = StudyStorage(options.storage, study)
+        storage = StudyStorage(options.storage, options.study_name)
         options = remembered(options, storage.setting)
         storage.discard()
     absent = [missing("target")] if options.is_open("target") else []

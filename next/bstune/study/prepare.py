@@ -9,9 +9,10 @@ from bstune.hardware.survey import Survey
 from bstune.options import Options, space_of
 from bstune.recipe.found import Found, completed, piloted
 from bstune.recipe.recipe import Recipe
+from bstune.study.commands import Command
 from bstune.study.deadline import Deadline, pilot_seconds
 from bstune.study.loop import HangWatch
-from bstune.study.workload import Command
+from bstune.study.result import ResultWarning
 from bstune.system.ticker import say
 from bstune.trial.checks import Checks
 from bstune.trial.worker import AnyWorker, call, value_of
@@ -26,8 +27,8 @@ class OfProject(Frozen):
     """Of the training set."""
     parameters: int | None = None
     """Of the module, that are trained."""
-    schedules: tuple[tuple[str, str], ...] = ()
-    """State and remedy of each schedule that moves too rarely."""
+    warnings: tuple[ResultWarning, ...] = ()
+    """Of each schedule that moves too rarely."""
     schedule_follows: bool = False
     """Whether a schedule follows the trial's length, so that its budget sets it."""
     survey: Survey | None = None
@@ -69,7 +70,11 @@ def prepare_project(
         resumes=checks.resumes,
         examples=found.examples,
         parameters=found.parameters,
-        schedules=tuple((one.state, one.remedy) for one in checks.schedules if one.is_unmoved),
+        warnings=tuple(
+            ResultWarning(kind="schedule", fix=one.remedy, state=one.state)
+            for one in checks.schedules
+            if one.is_unmoved
+        ),
         schedule_follows=any(one.follows for one in checks.schedules),
     )
     if checks.is_sum and not has_rule:

@@ -24,7 +24,6 @@ from common import run_gate
 from synthetic import KINDS, draw_law, law_table
 
 import bstune
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import BstuneError
 from bstune.report.answer import answer, header, render
@@ -96,7 +95,7 @@ def run(drawn, seed, folder):
             # The command line fills in the table's.
             none = options.baseline.model_copy(update={"batch_size": None, "lr": None})
             options = options.model_copy(update={"baseline": none})
-        run_study(options, workload_from_config(composed, line))
+        run_study(options, composed.workload())
 
 
 def arguments(drawn, seed, folder):
