@@ -19,7 +19,7 @@ from bstune.options import Options, options_from
 from bstune.recipe.hydra import recipe_of
 from bstune.studied import studied
 from bstune.study.begin import begin
-from bstune.study.of_options import fixed_options
+from bstune.study.make_plan import fixed_options
 from bstune.study.storage import StudyStorage, database_errors
 from bstune.study.workload import COMMAND, Workload
 from bstune.system.files import StudyFolder

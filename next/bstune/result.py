@@ -22,7 +22,7 @@ from bstune.report.compare import Comparison, compared
 from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import Study, analyse
 from bstune.study.estimates import step_time_of
-from bstune.study.of_options import plan_of
+from bstune.study.make_plan import plan_of
 from bstune.study.result import StudyResult
 from bstune.study.retarget import retargeted
 from bstune.study.workload import COMMAND, commands_of, own_training, report_command

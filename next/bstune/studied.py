@@ -26,7 +26,7 @@ from bstune.study.deadline import Deadline, limited
 from bstune.study.finish import TrialsFile, write_asked, write_study
 from bstune.study.loop import AskedTrial, Crew, HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
-from bstune.study.of_options import (
+from bstune.study.make_plan import (
     fixed_options,
     fixed_place,
     plan_line,
