@@ -64,11 +64,11 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         trainer=partial(build, parts, keys, "trainer", ()),
         data_follows=nodes["data"] != of_size["data"],
         own_values=partial(own_values, parts, keys, tuned),
-        **of_options(options, parts, keys),
+        **recipe_arguments(options, parts, keys),
     )
 
 
-def of_options(
+def recipe_arguments(
     options: Options, parts: dict[str, Any] | None = None, keys: "Keys | None" = None
 ) -> dict[str, Any]:
     """The arguments of a :class:`Recipe` that options alone decide.

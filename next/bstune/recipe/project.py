@@ -9,7 +9,7 @@ from torch import nn
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.recipe.hydra import of_options
+from bstune.recipe.hydra import recipe_arguments
 from bstune.recipe.recipe import RATES, Recipe, TrialSettings, value_of_today
 
 # Arguments that are the trial's value of the same name.
@@ -59,7 +59,7 @@ def recipe_of_project(
         # A function of the trial has one argument of another name.
         data_follows="batch_size" in of_data or bool(others),
         own_values=partial(dict, _own_values(parts, usual, left)),
-        **of_options(options),
+        **recipe_arguments(options),
     )
 
 
