@@ -306,7 +306,7 @@ class Options(Section):
         return self.objective == "metric"
 
     @property
-    def counts_steps(self) -> bool:
+    def budget_is_in_steps(self) -> bool:
         """Whether the budget is one of steps and examples, and known."""
         return self.budget.seconds is None and not self.is_open("budget.steps")
 
@@ -453,7 +453,7 @@ def _contradictions(options: Options) -> Iterator[str]:
             yield f"tune={name} has no range: give tune={{{name}: [LOW, HIGH]}}"
     yield from _of_objective(options)
     of_run = options.trial
-    if of_run.steps and of_run.batch_size and options.counts_steps:
+    if of_run.steps and of_run.batch_size and options.budget_is_in_steps:
         most = options.budget.last_step(of_run.batch_size)
         if of_run.steps > most:
             yield (

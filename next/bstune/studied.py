@@ -123,7 +123,7 @@ def studied(
             settings |= place
         elif place != {name: storage.setting(name) for name in place}:
             # Another kind of machine gives steps alone.
-            storage.counts_seconds = False
+            storage.keeps_step_times = False
             plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))

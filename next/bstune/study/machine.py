@@ -169,7 +169,7 @@ def surveyed(
     size, lr = space.anchor
     baseline = round(size), lr
     # Where a schedule ends changes neither memory nor step times.
-    steps = options.budget.last_step(size) if options.counts_steps else STEPS
+    steps = options.budget.last_step(size) if options.budget_is_in_steps else STEPS
     code = value_of(call(worker, code_of, recipe, *baseline, steps, limit=patience))
     measured = (space.low, space.high, baseline, options.memory_limit)
     key = survey_key(code, recipe, settings, machine.model_dump(), measured)

@@ -122,7 +122,7 @@ def _checked(
     target = options.target or found.without_goal
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
-    budget = options.budget if options.counts_steps else None
+    budget = options.budget if options.budget_is_in_steps else None
     arguments = (recipe, sizes, lr, budget, target, until)
     checks: Checks = _call(worker, "preflight.preflight", *arguments, limit=limit)
     for line in checks.lines:
@@ -139,7 +139,7 @@ def _piloted(
     seconds = pilot_seconds(options.wall_seconds)
     target = options.target or found.without_goal
     batch_size, lr = _pair(options)
-    length = options.budget.last_step(batch_size) if options.counts_steps else None
+    length = options.budget.last_step(batch_size) if options.budget_is_in_steps else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
     record: Record = _call(worker, "preflight.pilot", *arguments, limit=limit)
