@@ -581,7 +581,6 @@ def pilot(
         record = trial.record()
         ended = now()
         growth = _of_first(min(GROWTH, (until - ended) / (ended - began)))
-        has_ended = record.status not in ("pruned", "missed", "finished")
-        if length is not None or growth < WORTHWHILE or has_ended:
+        if length is not None or growth < WORTHWHILE or not record.has_trained:
             return record
         steps = math.ceil(growth * steps)
