@@ -210,7 +210,7 @@ def _look_up(
         metric=metric,
         untrained=looked.metrics.get(metric or ""),
         mode=mode,
-        rule=rule_of(optimizers),
+        rule="linear" if is_sgd(optimizers) else DEFAULT_RULE,
         parameters=sum(one.numel() for one in module.parameters() if one.requires_grad),
         values=values,
         sources=sources,
@@ -289,8 +289,7 @@ def _monitors(trainer: Trainer, arguments: dict[str, Any]) -> dict[str, Mode]:
     return monitors
 
 
-def rule_of(optimizers: list[Any]) -> Rule:
-    """The scaling rule that suits optimizers: linear for SGD and its kind, else sqrt."""
+def is_sgd(optimizers: list[Any]) -> bool:
+    """Whether all optimizers are SGD or of its kind, by the names of their classes."""
     names = [" ".join(base.__name__ for base in type(one).__mro__) for one in optimizers]
-    is_sgd = bool(names) and all("sgd" in name.lower() for name in names)
-    return "linear" if is_sgd else DEFAULT_RULE
+    return bool(names) and all("sgd" in name.lower() for name in names)
