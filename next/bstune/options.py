@@ -32,7 +32,11 @@ from bstune.system.secrets import hide_in_text
 # Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
 MIXED_MULTIPLE = 8
 # What each trial has: no further value is called so.
-OF_EACH_TRIAL = ("batch_size", "lr", "learning_rate", "seed", "max_steps", "total_steps")
+# Names of the argument of a module that is the learning rate.
+RATES = ("lr", "learning_rate")
+# What a project gets of a trial by name: as an argument, or in a config as ${trial.NAME}.
+TRIAL_VALUES = ("batch_size", "lr", "seed", "total_steps")
+OF_EACH_TRIAL = {*TRIAL_VALUES, *RATES, "max_steps"}
 
 
 # By mlflow 3.17.

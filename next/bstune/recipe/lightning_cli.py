@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from bstune.core.errors import InputError
-from bstune.options import Options
+from bstune.options import RATES, Options
 from bstune.recipe.hydra import recipe_arguments
 from bstune.recipe.recipe import (
     OF_TRAINER,
     PACKAGES,
-    RATES,
     Recipe,
     TrialSettings,
     value_of_today,

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 # Both are Lightning.
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-# Names of the argument of a module that is the learning rate.
-RATES = ("lr", "learning_rate")
 # Arguments of the Trainer that are options here.
 OF_TRAINER = {"precision": "precision", "accelerator": "device", "devices": "devices"}
 

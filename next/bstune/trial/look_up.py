@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Mode
-from bstune.core.rules import DEFAULT_RULE, Rule
+from bstune.core.rules import DEFAULT_RULE
+from bstune.options import RATES
 from bstune.recipe.found import Found, chosen_metric
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings, settings_of
+from bstune.recipe.recipe import Recipe, TrialSettings, settings_of
 from bstune.trial.batches import AnyLoader, count_examples, own_batch_size
 from bstune.trial.lightning import fit
 from bstune.trial.trainer import base_rates, callbacks_of
