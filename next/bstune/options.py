@@ -593,7 +593,7 @@ def differing(own: Options, other: Options) -> dict[str, Any]:
     return changes
 
 
-def space_of(options: Options, device: str) -> Space:
+def space_of(options: Options, fills_tensor_cores: bool) -> Space:
     """Derive what is searched.
 
     The scaling rule goes through the baseline or, without one, through the geometric middle of both
@@ -601,7 +601,7 @@ def space_of(options: Options, device: str) -> Space:
 
     Args:
         options: of the study.
-        device: ``cpu`` or ``cuda``, which decides the multiple that is open.
+        fills_tensor_cores: whether training does; a multiple that is open is 8 then.
 
     Raises:
         InputError: if neither a baseline nor a range of rates says what rates are meant.
@@ -609,10 +609,9 @@ def space_of(options: Options, device: str) -> Space:
     sizes, rates = options.batch_size, options.lr
     multiple = sizes.multiple
     if multiple is None:
-        is_mixed = device == "cuda" and options.precision in ("auto", "bf16-mixed", "16-mixed")
         # A baseline that is no multiple of 8 shows that other sizes are meant, too.
         is_meant = (options.baseline.batch_size or 0) % MIXED_MULTIPLE == 0
-        multiple = MIXED_MULTIPLE if is_mixed and is_meant else 1
+        multiple = MIXED_MULTIPLE if fills_tensor_cores and is_meant else 1
     # Devices share each batch equally.
     multiple = math.lcm(multiple, options.devices)
     high = max(sizes.high // multiple, 1) * multiple

@@ -154,7 +154,7 @@ def _pair(options: Options) -> tuple[int, float]:
     """The baseline or, without one, the geometric middle of the ranges."""
     if options.baseline.pair is not None:
         return options.baseline.pair
-    batch_size, lr = space_of(options, "cpu").anchor
+    batch_size, lr = space_of(options, fills_tensor_cores=False).anchor
     return round(batch_size), lr
 
 
