@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from bstune.core.errors import InputError
+from bstune.core.question import Objective
 from bstune.core.records import Budget, Frozen, Target
 from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.core.space import Number, Space, Tunable
@@ -210,7 +211,7 @@ class Options(Section):
 
     workload: Text | None
     """Name of the workload: a file of conf/workload, or of --config-dir."""
-    objective: Literal["time", "steps", "curve", "metric"]
+    objective: Objective
     """time, steps: least to the target; curve: critical batch size; metric: best in the budget."""
     target: Open[Annotated[Target, BeforeValidator(_target)]]
     """Metric and goal, such as 'val/loss <= 0.1' or 'min val/loss'; null: found in the project."""
