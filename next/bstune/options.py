@@ -25,18 +25,18 @@ from pydantic_core import ErrorDetails
 from bstune.core.errors import InputError
 from bstune.core.question import Objective
 from bstune.core.records import Budget, Frozen, Target
-from bstune.core.rules import DEFAULT_RULE, Rule
+from bstune.core.rules import DEFAULT_RULE, RULES, Rule
 from bstune.core.space import Number, Space, Tunable
 from bstune.system.console import guess
 from bstune.system.secrets import hide_in_text
 
 # Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
 MIXED_MULTIPLE = 8
-# What each trial has: no further value is called so.
 # Names of the argument of a module that is the learning rate.
 RATES = ("lr", "learning_rate")
 # What a project gets of a trial by name: as an argument, or in a config as ${trial.NAME}.
 TRIAL_VALUES = ("batch_size", "lr", "seed", "total_steps")
+# What each trial has: no further value is called so.
 OF_EACH_TRIAL = {*TRIAL_VALUES, *RATES, "max_steps"}
 
 
@@ -223,8 +223,9 @@ class Options(Section):
     """The range of learning rates."""
     baseline: BaselineOptions
     """What is used today, and what the answer is compared with."""
-    scaling: Rule | None
-    """Rule for the rate: none, sqrt, linear, saturating, surge; null: linear for SGD, else sqrt."""
+    scaling: Rule | None = Field(
+        description=f"Rule for the rate: {', '.join(RULES)}; null: linear for SGD, else sqrt."
+    )
     tune: Annotated[
         tuple[str, ...] | dict[str, tuple[Number, Number]] | None, BeforeValidator(_tune)
     ]
