@@ -224,7 +224,8 @@ class Options(Section):
     baseline: BaselineOptions
     """What is used today, and what the answer is compared with."""
     scaling: Rule | None = Field(
-        description=f"Rule for the rate: {', '.join(RULES)}; null: linear for SGD, else sqrt."
+        description=f"Rule for the rate: {', '.join(RULES)}; "
+        f"null: linear for SGD, else {DEFAULT_RULE}."
     )
     tune: Annotated[
         tuple[str, ...] | dict[str, tuple[Number, Number]] | None, BeforeValidator(_tune)
