@@ -12,6 +12,7 @@ from typing import Any
 import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -138,20 +139,31 @@ def split(arguments: Sequence[str]) -> dict[str, list[str]]:
         override = OverridesParser.create().parse_override(_quoted(argument))
         if override.is_discrete_sweep():
             swept.append(name)
-            choices[-1] = [f"{name}={one}" for one in override.sweep_string_iterator()]
+            choices[-1] = [f"{name}={one}" for one in _swept(override)]
     if not swept:
         raise InputError("-m splits values that differ, as seed=0,1: give some, or leave out -m")
     jobs = {}
     for job in itertools.product(*choices):
         values = dict(one.split("=", 1) for one in job if "=" in one)
         # A file of LightningCLI stands first.
-        first = values.get("study") or values.get("+workload") or Path(job[0]).stem
-        others = [values[name] for name in swept if values[name] != first]
+        named = "study" if "study" in values else "+workload"
+        first = values.get(named) or Path(job[0]).stem
+        others = [values[name] for name in swept if name != named]
         study = re.sub(r"[^\w.-]+", "_", "-".join([first, *others]))
         folder = f"{values.get('output', 'outputs')}/{study}"
+        if folder in jobs:
+            raise InputError(f"-m has two studies for {folder}: begin them by a command each")
         kept = [one for one in job if not one.startswith(("study=", "output="))]
         jobs[folder] = [*kept, f"study={study}", f"output={folder}"]
     return jobs
+
+
+def _swept(override: Override) -> list[str]:
+    """The values of a sweep of Hydra's; InputError where it needs what a command line lacks."""
+    try:
+        return list(override.sweep_string_iterator())
+    except HydraException as error:
+        raise InputError(_one_line(f"-m cannot split {override.input_line}", error)) from error
 
 
 def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[Path]]:

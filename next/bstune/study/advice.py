@@ -144,12 +144,15 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> Options:
     another = f"{name}-2"
     if trend == "diverged":
         lowest = min(record.lr for record in records if record.status == "diverged")
-        high = float(f"{lowest:.2g}")
+        # Below it by more than two digits are off.
+        high = float(f"{0.9 * lowest:.2g}")
         used = plan.baseline.lr if plan.baseline else plan.space.lr_low
         if used < high:
             return {"lr.high": high, "study": another}
     if trend == "still falling":
         budget = plan.question.budget
+        if budget.seconds is not None:
+            return {"budget.seconds": LARGER_BUDGET * budget.seconds, "study": another}
         larger: Options = {"budget.steps": LARGER_BUDGET * budget.steps}
         # One example is the default, which ends no trial.
         if budget.examples > 1:

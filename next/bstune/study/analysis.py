@@ -299,18 +299,24 @@ def _runs_on_common_seeds(records: Records, field: Field) -> tuple[OfRuns, OfRun
     return (of_other, other_runs), (of_baseline, baseline_runs)
 
 
+def _share_seeds(runs: Records, others: Records) -> bool:
+    """Whether a seed is of both, so that they can be compared in pairs."""
+    return not {run.seed for run in runs}.isdisjoint(run.seed for run in others)
+
+
 def _times_compared(plan: Plan, records: Records) -> Comparison:
     """Compare by steps or seconds; a median of the other one that is a bound tells no speedup."""
     field = field_of(plan, records)
     (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
-    has_pairs = bool({run.seed for run in other_runs} & {run.seed for run in baseline_runs})
     groups = []
     for runs in (other_runs, baseline_runs):
         groups.append([math.log(least_steps(run)) for run in runs if run.reached])
     deviation = pooled_deviation(groups, field.noise)
     other = _confirmed(plan, records, field, of_other, other_runs, deviation)
     baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
-    if other is None or baseline is None or not has_pairs or other.is_bound:
+    if other is None or baseline is None or other.is_bound:
+        return other, baseline, None
+    if not _share_seeds(other_runs, baseline_runs):
         return other, baseline, None
     value = plan.question.value
     step_time = step_time_of(plan, records)
@@ -343,7 +349,8 @@ def _metrics_compared(plan: Plan, records: Records) -> Comparison:
         _with_metric(plan, records, field, record, runs, deviation) for record, runs in compared
     )
     improvement = None
-    if best_metrics and baseline_metrics:
+    (_, other_runs), (_, baseline_runs) = compared
+    if best_metrics and baseline_metrics and _share_seeds(other_runs, baseline_runs):
         improvement = improvement_of(best_metrics, baseline_metrics, deviation)
     return other, baseline, improvement
 
