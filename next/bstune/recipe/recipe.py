@@ -29,8 +29,6 @@ class TrialSettings(Protocol):
     seed: int
     first_step: int
     """The steps of the trial that it resumes."""
-    max_steps: int
-    """The step at which this run stops."""
     total_steps: int
     """The step at which its schedule ends."""
     is_building: bool
@@ -54,7 +52,6 @@ def settings_of(
         values=values or {},
         seed=seed,
         first_step=0,
-        max_steps=steps,
         total_steps=steps,
     )
     return trial  # type: ignore[no-any-return]
