@@ -19,7 +19,7 @@ from bstune.recipe.hydra import recipe_of
 from bstune.run_study import study_trials
 from bstune.study.begin import begin
 from bstune.study.commands import COMMAND
-from bstune.study.of_options import fixed_options
+from bstune.study.make_plan import fixed_options
 from bstune.study.storage import StudyStorage, database_errors
 from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder

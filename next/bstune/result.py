@@ -22,7 +22,7 @@ from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.commands import stored_commands
 from bstune.study.estimates import step_time_of
-from bstune.study.of_options import plan_of
+from bstune.study.make_plan import plan_of
 from bstune.study.result import StudyResult
 from bstune.study.retarget import retargeted
 from bstune.system.files import StudyFolder

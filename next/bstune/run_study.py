@@ -32,7 +32,7 @@ from bstune.study.deadline import Deadline, limited
 from bstune.study.finish import TrialsFile, write_asked, write_study
 from bstune.study.loop import AskedTrial, Crew, HangWatch, Observer, asked_batches, train_here
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
-from bstune.study.of_options import (
+from bstune.study.make_plan import (
     fixed_options,
     fixed_place,
     plan_line,
@@ -131,7 +131,7 @@ def study_trials(
             settings |= place
         elif place != {name: storage.setting(name) for name in place}:
             # Another kind of machine gives steps alone.
-            storage.counts_seconds = False
+            storage.keeps_step_times = False
             plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))

@@ -160,7 +160,9 @@ def test_a_job_is_told_what_to_return(target, returned):
 
 def run(folder, *words):
     """Start an application's sweep; its status, its last lines, and the jobs that it launched."""
-    environment = os.environ | {"PYTHONPATH": str(Path(bstune.__file__).parents[1])}
+    package = Path(bstune.__file__).parent
+    paths = os.pathsep.join(map(str, (package.parent, package / "integrations")))
+    environment = os.environ | {"PYTHONPATH": paths}
     command = [sys.executable, "train.py", "-m", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr, done.stdout.count("#")

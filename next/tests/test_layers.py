@@ -1,4 +1,4 @@
-"""A module imports its own layer or lower ones (architecture, section 3)."""
+"""A module imports its own layer or lower ones."""
 
 import ast
 from pathlib import Path

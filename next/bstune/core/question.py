@@ -1,6 +1,7 @@
 """The one question of a study: what is minimised, what a trial costs, and the answer's words.
 
-Nothing else reads the name of the objective: what it needs to know of it is here.
+Here and in :mod:`bstune.options` alone the name of the objective decides anything; the report looks
+up its words by it.
 """
 
 import math

@@ -28,7 +28,7 @@ from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from hydra_plugins.bstune_sweeper import BstuneSweeper
+    from bstune.integrations.hydra_plugins.bstune_sweeper import BstuneSweeper
 
 MULTIRUN = ("-m", "--multirun")
 

@@ -84,7 +84,7 @@ def _with_what_was_found(options: Options) -> Options:
         options = remembered(options, storage.setting)
         storage.discard()
     absent = [missing("target")] if options.is_open("target") else []
-    if options.trial.steps is None and not options.counts_steps:
+    if options.trial.steps is None and not options.budget_is_in_steps:
         absent.append(missing("budget.steps" if options.budget.seconds is None else "trial.steps"))
     if absent:
         raise InputError("\n".join(absent))

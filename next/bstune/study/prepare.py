@@ -129,7 +129,7 @@ def _checked(
     target = options.target or found.without_goal
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
-    budget = options.budget if options.counts_steps else None
+    budget = options.budget if options.budget_is_in_steps else None
     arguments = (recipe, sizes, lr, budget, target, until)
     checks: Checks = value_of(call(worker, _preflight, *arguments, limit=limit))
     for line in checks.lines:
@@ -146,7 +146,7 @@ def _fill_from_pilot(
     seconds = pilot_seconds(options.wall_seconds)
     target = options.target or found.without_goal
     batch_size, lr = _pair(options)
-    length = options.budget.last_step(batch_size) if options.counts_steps else None
+    length = options.budget.last_step(batch_size) if options.budget_is_in_steps else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
     record: Record = value_of(call(worker, _pilot, *arguments, limit=limit))
@@ -161,7 +161,7 @@ def _pair(options: Options) -> tuple[int, float]:
     """The baseline or, without one, the geometric middle of the ranges."""
     if options.baseline.pair is not None:
         return options.baseline.pair
-    batch_size, lr = space_of(options, "cpu").anchor
+    batch_size, lr = space_of(options, fills_tensor_cores=False).anchor
     return round(batch_size), lr
 
 

@@ -28,7 +28,7 @@ from bstune.recipe.recipe import Recipe, TrialSettings, settings_of
 from bstune.system.failures import one_line
 from bstune.trial.checks import Checks, Schedule
 from bstune.trial.lightning import StopAtTarget, fit
-from bstune.trial.look_up import STEPS, Looked, loader_of, look, rule_of
+from bstune.trial.look_up import STEPS, Looked, is_sgd, loader_of, look
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.trainer import base_rates
 from bstune.trial.trial import Trial, may_be_of_size
@@ -162,7 +162,7 @@ def preflight(
     resumes = _resumption(recipe, (low, batch_size), lr, budget, target, until)
     read_training = _read_training(looked)
     # Without time for a resumption there is none for this.
-    may_sum = resumes is not None and rule_of(other.optimizers) == "linear"
+    may_sum = resumes is not None and is_sgd(other.optimizers)
     is_sum = may_sum and _is_sum(recipe, batch_size, lr)
     lines += [f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved]
     if resumes is None:
@@ -581,7 +581,6 @@ def pilot(
         record = trial.record()
         ended = now()
         growth = _of_first(min(GROWTH, (until - ended) / (ended - began)))
-        has_ended = record.status not in ("pruned", "missed", "finished")
-        if length is not None or growth < WORTHWHILE or has_ended:
+        if length is not None or growth < WORTHWHILE or not record.has_trained:
             return record
         steps = math.ceil(growth * steps)

@@ -140,7 +140,7 @@ def wrong(result, folder):
 
 
 def of_verdict(result, rows, records, folder):
-    """Line 1, the intervals and the verdict's definition (design.md, section 1)."""
+    """Line 1, the intervals and the verdict's definition."""
     line = next(iter(rows))
     if result.objective == "curve" and result.reached:
         if result.verdict is not None or line != "Critical" or "Train" in rows:

@@ -103,7 +103,7 @@ def plan_of(
     if survey is not None and options.micro_batch_size != "auto":
         ran = tuple(one.batch_size for one in survey.timings)
         fits = Ends(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
-    space = space_of(options, machine.kind)
+    space = space_of(options, machine.fills_tensor_cores)
     timings = survey.step_times if survey else ()
     question = Question(
         options.target,
