@@ -19,9 +19,9 @@ from bstune.options import differing, with_question
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
 from bstune.report.compare import Comparison, compared
-from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import Study, analyse
 from bstune.study.estimates import step_time_of
+from bstune.study.folder import read_asked, read_records, read_result
 from bstune.study.of_options import plan_of
 from bstune.study.result import StudyResult
 from bstune.study.retarget import retargeted

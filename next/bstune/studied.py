@@ -18,12 +18,12 @@ from bstune.options import Options
 from bstune.recipe.found import remembered
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
-from bstune.report.read import read_result
 from bstune.result import Result
 from bstune.study.analysis import Study
 from bstune.study.begin import Begun, begin, further_workers
 from bstune.study.deadline import Deadline, limited
 from bstune.study.finish import TrialsFile, write_asked, write_study
+from bstune.study.folder import read_result
 from bstune.study.loop import AskedTrial, Crew, HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
 from bstune.study.of_options import (
