@@ -162,7 +162,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     own, machine, beside = read_asked(root)
     options = with_question(own, given)
     records = sorted(read_records(root), key=lambda record: record.number)
-    if options == own and StudyFolder(root).curve.exists():
+    if options == own and StudyFolder(root).result.exists():
         found = load(root)
         # A study that was run again has further trials.
         if found.trials == len(records):

@@ -286,7 +286,7 @@ def _timed(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> St
     """A result with where the seconds went."""
     phases = stopwatch.phases
     # A command that had nothing to train leaves the result as it was.
-    if not stopwatch.trials and folder.curve.exists():
+    if not stopwatch.trials and folder.result.exists():
         phases = read_result(folder.root).spent.phases
     spent = result.spent.model_copy(update={"phases": phases})
     return result.model_copy(update={"spent": spent})

@@ -40,7 +40,7 @@ def logged(made):
     """A study's folder, and what logging it returned."""
     folder = made[0] / "digits"
     files = StudyFolder(folder)
-    write_text(files.curve, STUDY.model_dump_json())
+    write_text(files.result, STUDY.model_dump_json())
     write_text(files.page, page(STUDY, RECORDS, ""))
     write_text(files.config, "data: {_target_: my.digits.Digits}\n")
     return folder, log(folder, "digits")

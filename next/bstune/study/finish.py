@@ -29,7 +29,7 @@ def write_study(folder: StudyFolder, result: StudyResult, records: Records) -> N
         result: which becomes curve.json.
         records: of all trials, in order of their numbers; they become trials.jsonl.
     """
-    write_text(folder.curve, result.model_dump_json(indent=1) + "\n")
+    write_text(folder.result, result.model_dump_json(indent=1) + "\n")
     lines = [record.model_dump_json() + "\n" for record in records]
     write_text(folder.trials, "".join(lines))
     if result.best is not None:

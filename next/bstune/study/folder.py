@@ -22,7 +22,7 @@ def read_result(folder: Path) -> StudyResult:
     Raises:
         InputError: if curve.json is missing, too large, broken or of another schema.
     """
-    path = StudyFolder(folder).curve
+    path = StudyFolder(folder).result
     values = read_json(path, RESULT_LIMIT_BYTES)
     if not isinstance(values, dict):
         raise InputError(f"{path} must be a study's result, but is no mapping")

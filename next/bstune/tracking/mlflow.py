@@ -313,7 +313,7 @@ def _log(
     _send(client, run_id, _study_metrics(result), _study_params(result))
     if folder.config.is_file():
         client.log_inputs(run_id, [_dataset(result, folder)])
-    for path in (folder.curve, folder.page, folder.figure, folder.best, folder.config):
+    for path in (folder.result, folder.page, folder.figure, folder.best, folder.config):
         if path.is_file():
             client.log_artifact(run_id, str(path))
     for record in records:
