@@ -101,14 +101,13 @@ def report(arguments: Sequence[str]) -> int:
             f"{' '.join(rest) or 'none'}"
         )
     from bstune.result import ask_again, load
+    from bstune.system.files import StudyFolder
 
     folder = Path(rest[0])
     given = _question(rest[1:])
-    if given or not (folder / "curve.json").exists():
-        result = ask_again(folder, given)
-    else:
-        result = load(folder)
-    if not (folder / "curve.json").exists():
+    has_ended = StudyFolder(folder).result.exists()
+    result = load(folder) if has_ended and not given else ask_again(folder, given)
+    if not has_ended:
         print("the study has not ended: this is what its trials say so far", file=sys.stderr)
     print(result.model_dump_json(indent=1) if as_json else result)
     return 0
@@ -261,8 +260,9 @@ def _first_row(folder: Path) -> str:
     from bstune.report.answer import answer
     from bstune.result import load
     from bstune.system.console import wrap
+    from bstune.system.files import StudyFolder
 
-    if not (folder / "curve.json").exists():
+    if not StudyFolder(folder).result.exists():
         return f"{folder}: no answer"
     row = answer(load(folder))[0]
     return f"{folder}\n{wrap(row.label, row.text)}"

@@ -31,14 +31,13 @@ from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.lightning_cli import of_sections, recipe_of_file, split_arguments
 from bstune.recipe.recipe import Recipe
 from bstune.system.console import guess
-from bstune.system.files import read_yaml
 from bstune.system.secrets import hide, hide_in_text
 
 # In a wheel conf/ is the package bstune.conf; in the source tree it lies beside the package.
 _PACKAGE = Path(__file__).parent
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
 # What a workload's file has beside options.
-PARTS = {"table", "tunable", "command"}
+PARTS = {"table", "tunable"}
 # Hydra 1.3 has to be asked for its own behaviour; 1.4 has no other, and warns of the argument.
 VERSION: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
@@ -268,11 +267,11 @@ def _fill_from_table(config: DictConfig) -> None:
 
 def _fill_from_best(config: DictConfig, file: Path) -> None:
     """Fill in the trial of a study's best.yaml."""
-    best = read_yaml(file)
-    if not isinstance(best, dict) or not isinstance(best.get("trial"), dict):
-        raise InputError(f"trial={file} must be the best.yaml of a study, which has a trial")
+    # Other commands need not wait for what reads a study.
+    from bstune.study.folder import read_best
+
     with open_dict(config):
-        config.trial.update(best["trial"])
+        config.trial.update(read_best(file))
 
 
 def _check_tunable(tunable: Any) -> None:

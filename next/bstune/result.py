@@ -167,7 +167,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         # A study that was run again has further trials.
         if found.trials == len(records):
             return found
-    step_time = find_table(str(beside["table"])).step_time if "table" in beside else None
+    step_time = None if beside.table is None else find_table(beside.table).step_time
     plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
     name = str(own.study or own.workload)
     ran_for = None
@@ -175,11 +175,10 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         # A budget of seconds is in the steps that it would have been in the study.
         tau = plan.question.budget_step_time or step_time_of(plan, records)
         question = Question(options.target, options.budget, options.objective, budget_step_time=tau)
-        schedule_follows = bool(beside.get("schedule_follows"))
-        records = retargeted(plan.question, question, records, schedule_follows)
+        records = retargeted(plan.question, question, records, beside.schedule_follows)
         plan = replace(plan, question=question)
         ran_for = str(own.target if own.target != options.target else own.budget)
-    command, train = commands_of(str(beside["command"]), name, differing(own, options))
+    command, train = commands_of(beside.command, name, differing(own, options))
     if own.tunables and train is not own_training:
         # best.yaml is of the study's own question.
         train = lambda batch_size, lr, steps: "the configuration of row Best"  # noqa: E731

@@ -10,8 +10,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import yaml
-
 from bstune.core.records import Record
 from bstune.hardware.survey import Survey
 from bstune.options import Options
@@ -22,8 +20,7 @@ from bstune.result import Result
 from bstune.study.analysis import Study
 from bstune.study.begin import Begun, begin, further_workers
 from bstune.study.deadline import Deadline, limited
-from bstune.study.finish import TrialsFile, write_asked, write_study
-from bstune.study.folder import read_result
+from bstune.study.folder import TrialsFile, config_text, read_result, write_asked, write_study
 from bstune.study.loop import AskedTrial, Crew, HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
 from bstune.study.of_options import (
@@ -43,13 +40,12 @@ from bstune.study.storage import database_errors, opened
 from bstune.study.workload import Workload, by_lightning, report_command
 from bstune.system.files import StudyFolder, whole_file, write_text
 from bstune.system.interruption import interruptible
-from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker, say
 from bstune.tracking.mlflow import log_study
 from bstune.trial.trial import Trial
 from bstune.trial.worker import AnyWorker
 
-# What :func:`_finish` takes 2 CPU seconds to import.
+# What :func:`_write_and_log` takes 2 CPU seconds to import.
 OF_ANSWER = ("bstune.report.figure", "bstune.report.page", "matplotlib.backends.backend_agg")
 # The answer in short, as Optuna's study has it.
 SHORT: Any = {"verdict": True, "best": {"batch_size", "lr", "values"}, "speedup": {"value"}}
@@ -127,7 +123,7 @@ def studied(
             plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))
-        config = _filled_config(options, workload, project.schedule_follows)
+        config = config_text(options, workload, project.schedule_follows)
         if not joins:
             storage.settle(by_proxy=True)
             storage.share(shared_by(options, machine, workload.command({}), begun.at))
@@ -159,7 +155,7 @@ def studied(
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
-        answer = _finish(options, config, folder, result, records, machine, deadline)
+        answer = _write_and_log(options, config, folder, result, records, machine, deadline)
         storage.show_answer(result.model_dump(mode="json", include=SHORT), render(result))
         return answer
 
@@ -197,14 +193,6 @@ def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
         return []
     others = further_workers(options.workers, begun.worker, begun.log)
     return [begun.worker, *map(stack.enter_context, others)]
-
-
-def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:
-    """A workload's config with all options as they were found, and what another question needs."""
-    config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
-    config |= {"target": str(options.target), "command": workload.command({})}
-    config["schedule_follows"] = schedule_follows
-    return yaml.safe_dump(hide(config), sort_keys=False)
 
 
 def _prepared(
@@ -299,7 +287,7 @@ def _import_all(*modules: str) -> None:
             importlib.import_module(module)
 
 
-def _finish(
+def _write_and_log(
     options: Options,
     config: str,
     folder: StudyFolder,
