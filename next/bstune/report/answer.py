@@ -6,7 +6,7 @@ say is absent. ``WORDINGS``, at the end, has the rows of each objective.
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,14 +62,14 @@ class Wording:
     """How the answer to an objective is written.
 
     Args:
-        rows: those below its first line, in their order: a label, and what writes the text, or None
-            where there is nothing to say.
+        rows: those between its first line and its warnings, in their order: a label, and what
+            writes the text, or None where there is nothing to say.
         least: what is sought.
         verb, better, than: of a comparison with the baseline.
         steps_first: steps stand before seconds.
     """
 
-    rows: tuple[tuple[str, Callable[[StudyResult], str | None]], ...]
+    rows: Mapping[str, Callable[[StudyResult], str | None]]
     least: str = ""
     verb: str = ""
     better: str = ""
@@ -78,13 +78,12 @@ class Wording:
 
 
 def answer(result: StudyResult) -> tuple[Row, ...]:
-    """Write an answer's rows: the verdict, then those of its objective."""
-    rows = [_first(result)]
-    for label, write in WORDINGS[result.objective].rows:
-        text = write(result)
-        if text is not None:
-            rows.append(Row(label, text))
-    return tuple(rows)
+    """Write an answer's rows: the verdict, those of its objective, and what to do."""
+    texts = [(label, write(result)) for label, write in WORDINGS[result.objective].rows.items()]
+    texts += [("Warning", f"{one.state}: {one.fix}") for one in result.warnings[:MOST_WARNINGS]]
+    texts += [("Next", _next(result)), ("Train", _train(result))]
+    rows = [Row(label, text) for label, text in texts if text is not None]
+    return (_first(result), *rows)
 
 
 def where(result: StudyResult) -> str:
@@ -210,7 +209,7 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
             return f"{_named(best)}: none of {others} has a {better} {metric}"
         at_most = f"at most {console.number(improvement.high, 2)} {better}"
         return f"{_named(best)}: {metric} of the best of {others} is {at_most}"
-    compared = result.other if _is_baseline(result, best) else result.baseline
+    compared = _compared(result, best)
     text = f"{_named(best)}: {metric} {_metric(best)}"
     if compared is not None:
         text += f" instead of {_metric(compared)}"
@@ -232,6 +231,11 @@ def _is_baseline(result: StudyResult, configuration: Confirmed) -> bool:
     return result.baseline is not None and configuration.number == result.baseline.number
 
 
+def _compared(result: StudyResult, best: Confirmed) -> Confirmed | None:
+    """Give what the best is compared with: the baseline or, where it is that, the best other."""
+    return result.other if _is_baseline(result, best) else result.baseline
+
+
 def _metric(configuration: Confirmed) -> str:
     """Write a metric with four digits: two runs may differ by little."""
     return "none" if configuration.metric is None else console.number(configuration.metric, 4)
@@ -243,7 +247,7 @@ def _budget(result: StudyResult) -> str | None:
     if best is None or not best.runs:
         return None
     text = f"{result.budget}: {_took_budget(result, best)}"
-    compared = result.other if _is_baseline(result, best) else result.baseline
+    compared = _compared(result, best)
     if compared is not None:
         name = "baseline" if _is_baseline(result, compared) else "best other"
         text += f"; {name} ({_pair(compared)}) {_took_budget(result, compared)}"
@@ -309,18 +313,14 @@ def _runs(result: StudyResult) -> str | None:
     runs = _reached(best)
     share = f"({_share(best.predicted_share)} predicted)"
     took_best = _took(result, best)
-    name = "baseline"
-    pair = ""
-    compared = result.baseline
-    if compared is not None and compared.number == best.number:
-        # Where the best is the baseline, it is compared with the best other one.
+    compared = _compared(result, best)
+    if _is_baseline(result, best):
         took_best = f"baseline {took_best}"
-        name = "best other"
-        compared = result.other
-        if compared is not None:
-            pair = f" ({_pair(compared)})"
     if compared is None or not compared.runs:
         return f"{took_best}; {runs} new seeds reached it {share}"
+    name, pair = "baseline", ""
+    if compared is result.other:
+        name, pair = "best other", f" ({_pair(compared)})"
     seeds = f"{runs} new seeds each reached it {share}"
     if _reached(compared) != runs:
         seeds = f"{runs} new seeds reached it {share}; {name} {_reached(compared)}"
@@ -418,27 +418,14 @@ def growth(result: StudyResult) -> str | None:
     return f"the best lr scales as batch size^{exponent.value:.2f}{ends}"
 
 
-def _warning(place: int, result: StudyResult) -> str | None:
-    """Write the warning at a place, from 0."""
-    if place >= len(result.warnings):
-        return None
-    warning = result.warnings[place]
-    return f"{warning.state}: {warning.fix}"
-
-
 def _next(result: StudyResult) -> str | None:
-    parts = []
-    if result.verdict is None and result.missing is not None:
-        parts.append(result.missing)
-    elif result.verdict != "not yet":
+    if result.verdict not in (None, "not yet"):
         return None
-    if result.closest is not None:
-        parts.append(FIXES[result.closest.trend])
-        if result.missing is not None:
-            parts.append(result.missing)
-    if result.next is not None:
-        parts.append(result.next)
-    return ": ".join(parts) or None
+    closest = result.closest
+    fix = None if closest is None else FIXES[closest.trend]
+    # Else line 1 says it.
+    missing = result.missing if fix or result.verdict is None else None
+    return ": ".join(filter(None, (fix, missing, result.next))) or None
 
 
 def _train(result: StudyResult) -> str | None:
@@ -501,58 +488,34 @@ def brackets(low: float | None, high: float | None, write: Callable[[float], str
     return ""
 
 
-WARNINGS = tuple(("Warning", partial(_warning, place)) for place in range(MOST_WARNINGS))
 WORDINGS: dict[Objective, Wording] = {
     "time": Wording(
-        rows=(
-            ("Best", _best),
-            ("Time", _seeds_and_faster),
-            ("Easier", _easier),
-            ("Also good", _also_good),
-            ("Scaling", _scaling),
-            *WARNINGS,
-            ("Next", _next),
-            ("Train", _train),
-        ),
+        rows={
+            "Best": _best,
+            "Time": _seeds_and_faster,
+            "Easier": _easier,
+            "Also good": _also_good,
+            "Scaling": _scaling,
+        },
         least="the least time to the target",
         verb="is",
         better="as fast",
         than="as",
     ),
     "steps": Wording(
-        rows=(
-            ("Best", _best),
-            ("Steps", _seeds_and_faster),
-            ("Easier", _easier),
-            ("Also good", _also_good),
-            ("Scaling", _scaling),
-            *WARNINGS,
-            ("Next", _next),
-            ("Train", _train),
-        ),
+        rows={
+            "Best": _best,
+            "Steps": _seeds_and_faster,
+            "Easier": _easier,
+            "Also good": _also_good,
+            "Scaling": _scaling,
+        },
         least="the fewest steps to the target",
         verb="takes",
         better="fewer steps",
         than="than",
         steps_first=True,
     ),
-    "curve": Wording(
-        rows=(
-            ("Range", _range),
-            ("Rates", rates),
-            ("Easier", _easier),
-            *WARNINGS,
-            ("Next", _next),
-        ),
-    ),
-    "metric": Wording(
-        rows=(
-            ("Best", _best),
-            ("Budget", _budget),
-            ("Also good", _also_good),
-            *WARNINGS,
-            ("Next", _next),
-            ("Train", _train),
-        ),
-    ),
+    "curve": Wording(rows={"Range": _range, "Rates": rates, "Easier": _easier}),
+    "metric": Wording(rows={"Best": _best, "Budget": _budget, "Also good": _also_good}),
 }
