@@ -32,7 +32,6 @@ from bstune.recipe.lightning_cli import of_sections, recipe_of_file, split_argum
 from bstune.recipe.recipe import Recipe
 from bstune.study.commands import Commands, line_commands
 from bstune.system.console import guess
-from bstune.system.files import read_yaml
 from bstune.system.secrets import hide, hide_in_text
 
 if TYPE_CHECKING:
@@ -294,11 +293,11 @@ def _fill_from_table(config: DictConfig) -> None:
 
 def _fill_from_best(config: DictConfig, file: Path) -> None:
     """Fill in the trial of a study's best.yaml."""
-    best = read_yaml(file)
-    if not isinstance(best, dict) or not isinstance(best.get("trial"), dict):
-        raise InputError(f"trial={file} must be the best.yaml of a study, which has a trial")
+    # Other commands need not wait for what reads a study.
+    from bstune.study.folder import read_best
+
     with open_dict(config):
-        config.trial.update(best["trial"])
+        config.trial.update(read_best(file))
 
 
 def _check_tunable(tunable: Any) -> None:

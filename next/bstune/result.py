@@ -18,10 +18,10 @@ from bstune.options import with_question
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
 from bstune.report.compare import Comparison, compared
-from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.commands import stored_commands
 from bstune.study.estimates import step_time_of
+from bstune.study.folder import read_asked, read_records, read_result
 from bstune.study.make_plan import plan_of
 from bstune.study.result import StudyResult
 from bstune.study.retarget import retargeted
@@ -162,7 +162,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     own, machine, origin = read_asked(root)
     options = with_question(own, given)
     records = sorted(read_records(root), key=lambda record: record.number)
-    if options == own and StudyFolder(root).curve.exists():
+    if options == own and StudyFolder(root).result.exists():
         found = load(root)
         # A study that was run again has further trials.
         if found.trials == len(records):

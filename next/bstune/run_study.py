@@ -14,8 +14,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import yaml
-
 from bstune.core.records import Record
 from bstune.hardware.survey import Survey
 from bstune.options import Options
@@ -23,13 +21,12 @@ from bstune.recipe.found import remembered
 from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
-from bstune.report.read import read_result
 from bstune.result import Result
 from bstune.study.advice import followed
 from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.begin import Begun, begin, further_workers
 from bstune.study.deadline import Deadline, limited
-from bstune.study.finish import TrialsFile, write_asked, write_study
+from bstune.study.folder import TrialsFile, config_text, read_result, write_asked, write_study
 from bstune.study.loop import AskedTrial, Crew, HangWatch, Observer, asked_batches, train_here
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
 from bstune.study.make_plan import (
@@ -48,13 +45,12 @@ from bstune.study.storage import StudyStorage, database_errors, opened
 from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, whole_file, write_text
 from bstune.system.interruption import interruptible
-from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker, say
 from bstune.tracking.mlflow import log_study
 from bstune.trial.trial import Trial
 from bstune.trial.worker import AnyWorker
 
-# What :func:`_finish` takes 2 CPU seconds to import.
+# What :func:`_write_and_log` takes 2 CPU seconds to import.
 OF_ANSWER = ("bstune.report.figure", "bstune.report.page", "matplotlib.backends.backend_agg")
 # The answer in short, as Optuna's study has it.
 SHORT: Any = {"verdict": True, "best": {"batch_size", "lr", "values"}, "speedup": {"value"}}
@@ -135,7 +131,7 @@ def study_trials(
             plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))
-        config = _filled_config(options, workload, project)
+        config = config_text(options, workload, project)
         if not joins:
             storage.settle(by_proxy=True)
             storage.share(shared_by(options, machine, workload.commands, begun.at))
@@ -176,7 +172,7 @@ def study_trials(
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
-        answer = _finish(options, config, folder, result, records, machine, deadline)
+        answer = _write_and_log(options, config, folder, result, records, machine, deadline)
         storage.show_answer(result.model_dump(mode="json", include=SHORT), render(result))
         return answer
 
@@ -187,19 +183,6 @@ def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
         return []
     others = further_workers(options.workers, begun.worker, begun.log)
     return [begun.worker, *map(stack.enter_context, others)]
-
-
-def _filled_config(options: Options, workload: Workload, project: OfProject) -> str:
-    """A workload's config with all options as they were found, and what another question needs."""
-    config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
-    config |= {
-        "target": str(options.target),
-        "way": workload.commands.way,
-        "command": workload.commands.study({}),
-        # hardware.json has the survey.
-        "of_project": project.model_dump(mode="json", exclude={"survey"}, exclude_defaults=True),
-    }
-    return yaml.safe_dump(hide(config), sort_keys=False)
 
 
 def _prepare_study(
@@ -346,7 +329,7 @@ def _timed(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> St
     """A result with where the seconds went."""
     phases = stopwatch.phases
     # A command that had nothing to train leaves the result as it was.
-    if not stopwatch.trials and folder.curve.exists():
+    if not stopwatch.trials and folder.result.exists():
         phases = read_result(folder.root).spent.phases
     spent = result.spent.model_copy(update={"phases": phases})
     return result.model_copy(update={"spent": spent})
@@ -359,7 +342,7 @@ def _import_all(*modules: str) -> None:
             importlib.import_module(module)
 
 
-def _finish(
+def _write_and_log(
     options: Options,
     config: str,
     folder: StudyFolder,

@@ -38,7 +38,7 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
         )
     output.mkdir(parents=True, exist_ok=True)
     write_text(asked, json.dumps([*arguments]))
-    if StudyFolder(folder).curve.exists():
+    if StudyFolder(folder).result.exists():
         return load(folder)
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
     composed = compose([*arguments, *where])

@@ -19,6 +19,7 @@ from bstune.core.question import Question
 from bstune.integrations.hydra_params import Application, read_sweep, renamed
 from bstune.options import Options
 from bstune.own_loop import driven
+from bstune.report.answer import files_row
 from bstune.result import Result, load
 from bstune.study.commands import Commands, application_command
 from bstune.study.loop import AskedTrial
@@ -74,7 +75,7 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
             _run(batch, application, sweeper.launcher, options.budget.is_whole_run)
     result = load(options.output)
     print(result)
-    print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
+    print(f"\n{files_row(result.folder)}")
     _write_best(result, application, folder / "optimization_results.yaml")
 
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from bstune.core.question import WORDINGS, Question
+from bstune.core.question import Question
 from bstune.core.records import Record, Records, Target, ends
 from bstune.core.space import Space
 from bstune.recipe.found import eased
@@ -181,7 +181,7 @@ def missing(
     more_trials: FurtherOptions = {"trials": 2 * plan.trials}
     if of_time is not None:
         _, more_trials = of_time
-    that_ends = WORDINGS[plan.question.objective].that_ends
+    that_ends = plan.question.that_ends
     if other is None:
         return of_time or (f"another configuration {that_ends}", more_trials)
     if other.runs >= plan.seeds and other.is_bound:

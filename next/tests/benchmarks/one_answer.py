@@ -28,8 +28,8 @@ from bstune.config import compose
 from bstune.core.errors import BstuneError
 from bstune.report.answer import answer, header, render
 from bstune.report.figure import curve_figure
-from bstune.report.read import read_records
 from bstune.run_study import run_study
+from bstune.study.folder import read_records
 from bstune.system import console
 from bstune.trial.table import find_table
 
