@@ -142,7 +142,7 @@ def test_a_sweep_is_a_study_a_folder(command, folders):
 @cases(
     """
 command | words
-+workload=digits target=m<=1,m>=1 | outputs/digits-m_1
++workload=digits seed=1,1 | outputs/digits-1
 +workload=glob(*) | glob
 +workload=digits seed=1 | seed=0,1
 """,

@@ -14,9 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._pytree import tree_leaves
 
-from bstune.core.clock import WARMUP_STEPS, TrainingClock
 from bstune.core.errors import InputError
-from bstune.core.evaluation_schedule import next_evaluation
 from bstune.recipe.recipe import PACKAGES, Recipe, TrialSettings
 from bstune.search.sampler import FrontierSampler
 from bstune.trial.batches import (
@@ -30,6 +28,7 @@ from bstune.trial.batches import (
     set_rng_state,
     validation_in,
 )
+from bstune.trial.evaluations import Evaluations
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.other_optimizer import OtherOptimizer
 from bstune.trial.own_study import TrialOfStudy
@@ -268,9 +267,7 @@ class StopAtTarget(CountsSteps):
         self._is_due = False
         self._is_saving = False
         self._resumed: RngState | None = None
-        # The evaluations of the schedule: one that is made only because a trial stops is none of
-        # them, so that a resumed trial is evaluated where one that never stopped is.
-        self._on_schedule: list[tuple[int, float]] = []
+        self.evaluations = Evaluations(self.trial)
         # What schedules read of the evaluations of the schedule.
         self._metrics: dict[str, torch.Tensor] = {}
 
@@ -283,7 +280,7 @@ class StopAtTarget(CountsSteps):
         """Give what a checkpoint has to keep, in plain data."""
         return {
             "steps": self.steps,
-            "on_schedule": self._on_schedule,
+            "on_schedule": self.evaluations.on_schedule,
             "metrics": self._metrics,
             "random": rng_state(),
         }
@@ -291,7 +288,7 @@ class StopAtTarget(CountsSteps):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, once the training starts."""
         self.steps = state_dict["steps"]
-        self._on_schedule = state_dict["on_schedule"]
+        self.evaluations = Evaluations(self.trial, state_dict["on_schedule"])
         self._metrics = state_dict["metrics"]
         self._resumed = state_dict["random"]
 
@@ -302,7 +299,7 @@ class StopAtTarget(CountsSteps):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a resumed trial where it was, and start the clock."""
-        self._examples = validation_examples(trainer, self.trial.batch_size)
+        examples = validation_examples(trainer, self.trial.batch_size)
         self._evaluates_epochs = any(
             config.reduce_on_plateau and config.interval == "epoch"
             for config in trainer.lr_scheduler_configs
@@ -312,24 +309,8 @@ class StopAtTarget(CountsSteps):
             trainer.callback_metrics.update(self._metrics)
             if isinstance(trainer.train_dataloader, AnyLoader):
                 trainer.train_dataloader.seek(_batches(trainer))
-        on_cuda = pl_module.device.type == "cuda"
-        self.clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
         super().on_train_start(trainer, pl_module)
-        self._begin_segment(trainer, cold_steps=WARMUP_STEPS)
-
-    def _begin_segment(self, trainer: Trainer, cold_steps: int) -> None:
-        """Train on to the next evaluation; the first steps are not timed if others follow."""
-        trial = self.trial
-        self._due = next_evaluation(
-            self._on_schedule,
-            trial.target,
-            trial.batch_size,
-            self._examples,
-            first=trial.spec.first_evaluation,
-        )
-        self._first_step = self._timed_from = self.steps
-        self._last_cold = self.steps + cold_steps
-        self.clock.start()
+        self.evaluations.begin(self.steps, examples, on_cuda=pl_module.device.type == "cuda")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -343,21 +324,18 @@ class StopAtTarget(CountsSteps):
                 f"no optimizer step was made in {BATCHES_TO_STEP} batches: in training_step, step "
                 f"the optimizers that self.optimizers() gives"
             )
-        self._is_scheduled = self.steps >= self._due
+        self._is_scheduled = self.steps >= self.evaluations.due
         if self._evaluates_epochs and trainer.is_last_batch:
             self._is_scheduled = True
         is_last = self.steps >= self.trial.max_steps or self._is_late(trainer)
         self._is_due = self.steps > self.trial.steps and (self._is_scheduled or is_last)
         # Lightning evaluates after batches whose number is a multiple of this.
         trainer.val_check_batch = _batches(trainer) if self._is_due else NEVER
-        if not self._is_due:
-            if has_stepped and self.steps <= self._last_cold:
-                self._timed_from = self.steps
-                self.clock.start()
-        else:
-            self.clock.stop(self.steps - self._first_step, self.steps - self._timed_from)
-            self._random = rng_state()
+        if self._is_due:
+            self.evaluations.pause(self.steps)
             self._metrics = _copied(trainer.callback_metrics)
+        elif has_stepped:
+            self.evaluations.step(self.steps)
 
     def _is_late(self, trainer: Trainer) -> bool:
         """Whether the trial's time is over: for all devices, or for none."""
@@ -377,24 +355,20 @@ class StopAtTarget(CountsSteps):
         # Lightning evaluates on its own before a training, and where another call-back ends it.
         if not self._is_due:
             return
-        # The training goes on as if there had been no evaluation.
-        set_rng_state(self._random)
         name = self.trial.target.metric
         if name not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise InputError(f"the target's metric is {name!r}, but the module logs {logged}")
         value = trainer.strategy.broadcast(as_printed(float(trainer.callback_metrics[name])))
         if self._is_scheduled:
-            self._on_schedule.append((self.steps, value))
             self._metrics = _copied(trainer.callback_metrics)
-        goes_on = self.trial.report(self.steps, value, seconds=self.clock.seconds)
+        goes_on = self.evaluations.report(self.steps, value, self._is_scheduled)
         is_saved = self.trial.worth_saving
         # The first device decides, on one device as on many.
         goes_on, is_saved = trainer.strategy.broadcast((goes_on, is_saved))
         if goes_on:
-            # The step after an evaluation finds cold caches; that of an epoch's start is timed, as
-            # the start is a part of the training.
-            self._begin_segment(trainer, cold_steps=0 if trainer.is_last_batch else 1)
+            # The step at an epoch's start is timed, as the start is a part of the training.
+            self.evaluations.go_on(self.steps, cold_steps=0 if trainer.is_last_batch else 1)
             return
         trainer.should_stop = True
         if self.trial.save_to is not None and is_saved:

@@ -51,12 +51,11 @@ def command_of(name, wall):
         most = ["hydra.sweeper.trials=null", "hydra.sweeper.seeds=3"]
         return [sys.executable, str(SWEEP), "-m", *sweeper, *most], SWEEP_LINES
     if name == LOOP.stem:
-        lines = [line for line in LOOP.read_text().splitlines() if "study" in line or "trial." in line]
+        lines = [
+            line for line in LOOP.read_text().splitlines() if "study" in line or "trial." in line
+        ]
         return [sys.executable, str(LOOP), str(wall)], len(lines)
-    if name == "hydra_tree":
-        file = TREE / "workload" / "wine.yaml"
-    else:
-        file = CONF / f"{name}.yaml"
+    file = TREE / "workload" / "wine.yaml" if name == "hydra_tree" else CONF / f"{name}.yaml"
     command = [*module, "--config-dir", str(file.parents[1]), f"+workload={file.stem}", *options]
     return command, len(file.read_text().splitlines())
 
