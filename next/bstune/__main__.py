@@ -66,19 +66,16 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
         return 0
     print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
     options = composed.options
-    rest = ["lightning", *rest] if lightning else rest
     is_one_run = options.trial.pair is not None
     begun = None
     if not is_one_run:
         from bstune.study.begin import begin
 
-        name = options.study or str(options.workload)
-        begun = begin(options, name, began, trains=composed.recipe is not None)
-    from bstune.api import workload_from_config
+        begun = begin(options, began, trains=composed.recipe is not None)
     from bstune.report.answer import files_row, one_run, took_row
-    from bstune.studied import run_study
+    from bstune.run_study import run_study
 
-    workload = workload_from_config(composed, rest)
+    workload = composed.workload()
     if is_one_run:
         from bstune.study.once import train_once
 
@@ -165,11 +162,10 @@ def survey(arguments: Sequence[str]) -> int:
 
     composed = compose(rest)
     print(f"bstune {__version__}: survey of {composed.options.workload}", file=sys.stderr)
-    from bstune.api import workload_from_config
     from bstune.report.hardware import survey_text
     from bstune.study.once import survey_once
 
-    found, was_kept = survey_once(composed.options, workload_from_config(composed, rest))
+    found, was_kept = survey_once(composed.options, composed.workload())
     print(found.model_dump_json(indent=1) if as_json else survey_text(found, was_kept))
     return 0
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 import yaml
@@ -30,8 +30,12 @@ from bstune.options import (
 from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.lightning_cli import of_sections, recipe_of_file, split_arguments
 from bstune.recipe.recipe import Recipe
+from bstune.study.commands import Commands, line_commands
 from bstune.system.console import guess
 from bstune.system.secrets import hide, hide_in_text
+
+if TYPE_CHECKING:
+    from bstune.study.workload import Workload
 
 # In a wheel conf/ is the package bstune.conf; in the source tree it lies beside the package.
 _PACKAGE = Path(__file__).parent
@@ -54,10 +58,28 @@ class Composed:
     """
     recipe: Recipe | None
     """What is trained; None for a workload that is answered from the recorded runs of ``table``."""
+    commands: Commands
+    """What runs the study of this command line again."""
     yaml: str
     """The config for config.yaml, without secrets."""
     show: bool
     """``--cfg job``: print ``yaml`` and end."""
+
+    def workload(self) -> "Workload":
+        """What is tuned, or answered by recorded runs."""
+        # They import numpy.
+        from bstune.study.workload import Workload
+        from bstune.trial.table import find_table
+
+        kept = ("data", "module", "trainer", "table")
+        return Workload(
+            name=str(self.options.workload),
+            settings=hide({key: self.parts.get(key) for key in kept}),
+            config=self.yaml,
+            commands=self.commands,
+            table=None if self.recipe else find_table(self.parts["table"]),
+            recipe=self.recipe,
+        )
 
 
 def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
@@ -122,7 +144,11 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         recipe = recipe_of_file(file, options)
     elif "table" not in parts:
         recipe = recipe_of(parts, options)
-    return Composed(options, parts, recipe, text, show=flags.cfg is not None)
+    folder = options.output if options.tunables else None
+    commands = line_commands("command", arguments, folder)
+    if lightning:
+        commands = line_commands("lightning", ["lightning", *arguments], folder)
+    return Composed(options, parts, recipe, commands, text, show=flags.cfg is not None)
 
 
 def split(arguments: Sequence[str]) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """The one question of a study: what is minimised, and what a trial costs.
 
-What others need to know of the objective is here; ``report/answer.py`` has its rows and words.
+Here and in :mod:`bstune.options` alone the name of the objective decides anything;
+``report/answer.py`` looks up its rows and words by it.
 """
 
 import math

@@ -21,15 +21,15 @@ from bstune.options import Options
 from bstune.own_loop import driven
 from bstune.report.answer import files_row
 from bstune.result import Result, load
+from bstune.study.commands import Commands, application_command
 from bstune.study.loop import AskedTrial
-from bstune.study.workload import application_command
 from bstune.system.files import write_text
 from bstune.system.interruption import interruptible
 from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from hydra_plugins.bstune_sweeper import BstuneSweeper
+    from bstune.integrations.hydra_plugins.bstune_sweeper import BstuneSweeper
 
 MULTIRUN = ("-m", "--multirun")
 
@@ -62,9 +62,12 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     if "seed" not in application.keys:
         say("jobs take no seed, so that new seeds only run them again; hydra.sweeper.seed=KEY")
     settings = {"training": "a Hydra application", "overrides": list(application.fixed)}
-    command = partial(_study_command, application, options)
-    train_command = partial(_training_command, application)
-    with closing(driven(options, settings, command, train_command, jobs)) as batches:
+    commands = Commands(
+        "application",
+        study=partial(_study_command, application, options),
+        train=partial(_training_command, application),
+    )
+    with closing(driven(options, settings, commands, jobs)) as batches:
         folder = Path(config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, folder / "multirun.yaml")

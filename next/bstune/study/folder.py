@@ -13,7 +13,9 @@ from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Record, Records
 from bstune.core.space import Configuration
 from bstune.options import Options, options_from
+from bstune.study.commands import Way
 from bstune.study.machine import Machine
+from bstune.study.prepare import OfProject
 from bstune.study.result import SCHEMA, StudyResult
 from bstune.study.workload import Workload
 from bstune.system.files import (
@@ -30,23 +32,27 @@ from bstune.system.secrets import hide
 RESULT_LIMIT_BYTES = 5_000_000
 
 
-class BesideOptions(Frozen, extra="ignore"):
-    """What config.yaml has beside options, by which the trials answer another question."""
+class Origin(Frozen, extra="ignore"):
+    """How a study was begun, of its config.yaml, which has its options, too."""
 
+    way: Way
     command: str
-    """That runs the study."""
-    schedule_follows: bool = False
-    """Whether a schedule follows the trial's length, which the budget sets."""
+    """That runs it."""
+    of_project: OfProject
     table: str | None = None
-    """Of the recorded runs that answer in place of training."""
+    """Of recorded runs, which answer its trials."""
 
 
-def config_text(options: Options, workload: Workload, schedule_follows: bool) -> str:
+def config_text(options: Options, workload: Workload, project: OfProject) -> str:
     """A workload's config with all options as they were found, as YAML, without secrets."""
-    beside = BesideOptions(command=workload.command({}), schedule_follows=schedule_follows)
-    config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
-    config |= {"target": str(options.target), **beside.model_dump(exclude_none=True)}
-    return yaml.safe_dump(hide(config), sort_keys=False)
+    commands = workload.commands
+    origin = Origin(way=commands.way, command=commands.study({}), of_project=project)
+    # hardware.json has the survey.
+    beside = origin.model_dump(
+        mode="json", exclude={"of_project": {"survey"}}, exclude_defaults=True
+    )
+    config = yaml.safe_load(workload.config) | options.model_dump(mode="json") | beside
+    return yaml.safe_dump(hide(config | {"target": str(options.target)}), sort_keys=False)
 
 
 def write_asked(folder: StudyFolder, config: str, machine: Machine) -> None:
@@ -61,7 +67,7 @@ def write_asked(folder: StudyFolder, config: str, machine: Machine) -> None:
     write_text(folder.hardware, machine.model_dump_json(indent=1) + "\n")
 
 
-def read_asked(folder: Path) -> tuple[Options, Machine, BesideOptions]:
+def read_asked(folder: Path) -> tuple[Options, Machine, Origin]:
     """Read what a study asks, which its folder has from its beginning on.
 
     Raises:
@@ -70,17 +76,17 @@ def read_asked(folder: Path) -> tuple[Options, Machine, BesideOptions]:
     files = StudyFolder(folder)
     config = read_yaml(files.config)
     try:
-        beside = BesideOptions.model_validate(config)
+        origin = Origin.model_validate(config)
     except ValidationError as error:
         raise InputError(
-            f"{files.config} does not tell what its study asks: run its study again"
+            f"{files.config} does not tell what its study asks, {_first(error)}: run it again"
         ) from error
     values = {name: config[name] for name in Options.model_fields if name in config}
     try:
         machine = Machine.model_validate(read_json(files.hardware))
     except ValidationError as error:
         raise InputError(f"{files.hardware} is no machine: {_first(error)}") from error
-    return options_from(values), machine, beside
+    return options_from(values), machine, origin
 
 
 class TrialsFile:
@@ -102,7 +108,9 @@ def read_records(folder: Path) -> list[Record]:
     """
     path = StudyFolder(folder).trials
     records = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    # Texts of trials may have line separators of their own, at which splitlines cuts.
+    lines = filter(None, read_text(path).split("\n"))
+    for number, line in enumerate(lines, start=1):
         try:
             records.append(Record.model_validate_json(line))
         except ValidationError as error:

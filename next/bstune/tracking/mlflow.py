@@ -53,8 +53,6 @@ PARENT_TAG = "mlflow.parentRunId"
 STUDIES = f"tags.`{RESULT_TAG}` != ''"
 # mlflow's own limits of a request are 1,000 metrics, and 1,000 values in all.
 MOST_METRICS = 900
-# The other statuses stand for runs that did not train as asked.
-FINISHED = ("reached", "finished", "missed", "pruned")
 
 
 def log_study(
@@ -399,7 +397,7 @@ def _log_trial(
             metrics += _metrics(over_time, now, round(1000 * each * step))
     run_id = run.info.run_id
     _send(client, run_id, metrics, _params(params))
-    status = "FINISHED" if record.status in FINISHED else "FAILED"
+    status = "FINISHED" if record.has_trained else "FAILED"
     client.set_terminated(run_id, status, now)
 
 

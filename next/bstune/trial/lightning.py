@@ -30,8 +30,8 @@ from bstune.trial.batches import (
 )
 from bstune.trial.evaluations import Evaluations
 from bstune.trial.noise_beside import NoiseBesideTraining
+from bstune.trial.optuna_trial import OptunaTrial
 from bstune.trial.other_optimizer import OtherOptimizer
-from bstune.trial.own_study import TrialOfStudy
 from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer
 from bstune.trial.trial import Trial, as_printed
 from bstune.trial.worker import listen
@@ -56,6 +56,8 @@ NEVER = 10**18
 def train(recipe: Recipe, trial: Trial) -> None:
     """Train a trial by Lightning's Trainer until it ends, and report its evaluations.
 
+    A study's worker calls it with each trial.
+
     Raises:
         InputError: the data's loader or the target's metric cannot be used.
         Exception: whatever the user's code raises.
@@ -71,16 +73,18 @@ def fit(
     callbacks: Sequence[Callback],
     resume_from: Path | None = None,
     *,
-    own_training: bool = False,
+    quiet: bool = True,
 ) -> Trainer:
     """Build what is trained, and give it to the user's Trainer, in batches of exactly B examples.
+
+    All training goes through it: trials, that of the best, and a few steps of look-up and survey.
 
     Args:
         recipe: what is trained.
         trial: its batch size, rate, seed and length.
         callbacks: which evaluate and stop it.
         resume_from: a checkpoint of the same trial.
-        own_training: whether it prints, logs and writes as the user's Trainer does.
+        quiet: nothing is printed, logged or written; else as the user's Trainer does it.
 
     Returns:
         The Trainer, which has the module as ``lightning_module``.
@@ -90,11 +94,11 @@ def fit(
         Exception: whatever the user's code raises.
     """
     with warnings.catch_warnings():
-        if not own_training:
+        if quiet:
             # Lightning's advice, such as on the number of a loader's workers.
             for package in PACKAGES:
                 warnings.filterwarnings("ignore", module=package.partition(".")[0])
-        return _fit(recipe, trial, callbacks, resume_from, own_training)
+        return _fit(recipe, trial, callbacks, resume_from, quiet)
 
 
 def _fit(
@@ -102,7 +106,7 @@ def _fit(
     trial: TrialSettings,
     callbacks: Sequence[Callback],
     resume_from: Path | None,
-    own_training: bool,
+    quiet: bool,
 ) -> Trainer:
     listen()
     if recipe.threads is not None:
@@ -138,7 +142,7 @@ def _fit(
     if recipe.override_lr:
         first.append(RateOverride(trial.lr))
     callbacks = [*first, *callbacks]
-    trainer = make_trainer(recipe, trial, module, callbacks, sizes, own_training=own_training)
+    trainer = make_trainer(recipe, trial, module, callbacks, sizes, quiet=quiet)
     # The loader ends its epochs there itself: a fit that is resumed has to know where one ended.
     limit, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
     fitted: Any = module
@@ -263,7 +267,7 @@ class StopAtTarget(CountsSteps):
 
     def __init__(self, trial: Any, sampler: FrontierSampler | None = None) -> None:
         super().__init__()
-        self.trial: Trial = TrialOfStudy(trial, sampler) if sampler else trial
+        self.trial: Trial = OptunaTrial(trial, sampler) if sampler else trial
         self._is_due = False
         self._is_saving = False
         self._resumed: RngState | None = None
