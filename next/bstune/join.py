@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.options import Options, options_from
 from bstune.recipe.hydra import recipe_of
-from bstune.studied import studied
+from bstune.run_study import study_trials
 from bstune.study.begin import begin
-from bstune.study.of_options import fixed_options
+from bstune.study.commands import COMMAND
+from bstune.study.make_plan import fixed_options
 from bstune.study.storage import StudyStorage, database_errors
-from bstune.study.workload import COMMAND, Workload
+from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder
 from bstune.system.ticker import say
 
@@ -55,12 +55,11 @@ def join(arguments: Sequence[str]) -> None:
     log = StudyFolder(Path(options.output)).log.with_stem(
         f"trials-{socket.gethostname()}-{os.getpid()}"
     )
-    trains = workload.recipe is not None
     # A time limit counts from the study's own begin.
     at = time.monotonic() - (time.time() - shared["began"])
-    begun = begin(options, name, at, trains=trains, log=log)
+    begun = begin(options, at, trains=workload.recipe is not None, log=log)
     # It trains all trials itself.
-    list(studied(options, workload, begun, joins=True))
+    list(study_trials(options, workload, begun, joins=True))
     say(f"nothing is left to train; the answer: {shared['command']}")
 
 
@@ -75,7 +74,7 @@ def _of_study(
         given: the options among them.
     """
     command, of_study = shared["command"], shared["options"]
-    if not command.startswith(COMMAND) or "workload=" not in command:
+    if shared["way"] != "command":
         raise StudyError(
             f"the study was begun by {command}, which a worker cannot build: start the same script "
             f"here, with the same storage"
@@ -90,4 +89,4 @@ def _of_study(
     options = options_from(composed.options.model_dump() | of_study)
     recipe = recipe_of(composed.parts, options) if composed.recipe else None
     composed = replace(composed, options=options, recipe=recipe)
-    return options, workload_from_config(composed, arguments)
+    return options, composed.workload()

@@ -22,7 +22,7 @@ import bstune
 from bstune.core.records import Target
 from bstune.integrations.hydra_params import read_sweep, renamed
 from bstune.integrations.hydra_sweeper import report
-from bstune.report.read import read_records
+from bstune.study.folder import read_records
 from bstune.trial.trial import Trial
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -190,7 +190,7 @@ def test_jobs_are_pruned_and_resumed_as_a_loop_of_ones_own_is(tmp_path):
     )
     assert status == 0, printed
     result = bstune.load(folder / "outputs/train")
-    assert result.train is None or "python train.py batch_size=" in printed
+    assert result.train_command is None or "python train.py batch_size=" in printed
     digits = SimpleNamespace(**runpy.run_path(str(folder / "train.py")))
     study = bstune.Study(
         "train", target="val/loss <= 0.4", baseline=(64, 0.5), batch_size=(16, 256), lr=(0.02, 8.0),

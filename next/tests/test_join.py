@@ -25,7 +25,7 @@ def begun(tmp_path_factory):
     study.set_user_attr("settings", {"schema": 99})
     study = optuna.load_study(study_name="python", storage=url)
     study.set_user_attr("settings", {"schema": 1})
-    study.set_user_attr("shared", {"command": "bstune.tune(..., name='python')", "options": {}})
+    study.set_user_attr("shared", {"command": "bstune.tune(...)", "way": "tune", "options": {}})
     return folder
 
 

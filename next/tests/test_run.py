@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from processes import started
 from refusals import cases, refused
-from small import ARGUMENTS, Counts, Data, Model, WithTest
+from small import ARGUMENTS, EXAMPLES, Counts, Data, Model, WithTest
 
 import bstune
 from bstune.__main__ import main
@@ -105,6 +105,7 @@ def test_a_studys_best_is_trained_with_the_users_callbacks(finished, tmp_path):
         module, trainer = one.train(callbacks=checkpoint, logger=logger)
         assert Counts.calls == [one.best.batch_size] * math.ceil(one.best.steps)
         assert module.lr == one.best.lr
+        assert one.parameters and one.examples == EXAMPLES
     assert trainer.logger is logger
     assert str(tmp_path / "logs") in checkpoint.best_model_path
     with refused("bstune.tune"):

@@ -10,7 +10,7 @@ from bstune.__main__ import main
 from bstune.config import options_from_python
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
-from bstune.trial.own_training import train_best
+from bstune.trial.train_best import train_best
 
 # Lightning advises on the loggers and loaders of the user's own training.
 pytestmark = pytest.mark.filterwarnings("ignore")

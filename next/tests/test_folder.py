@@ -9,7 +9,7 @@ from refusals import refused
 from results import STATES, records, result
 
 from bstune.core.errors import InputError
-from bstune.report.read import RESULT_LIMIT_BYTES, read_records, read_result
+from bstune.study.folder import RESULT_LIMIT_BYTES, read_records, read_result
 
 ROOT = Path(__file__).parents[1]
 
