@@ -28,7 +28,6 @@ from bstune.study.workload import (
     python_call,
     training_command,
 )
-from bstune.system.secrets import hide
 from bstune.system.ticker import say
 from bstune.trial.table import find_table
 from bstune.trial.table import train as train_from_table
@@ -169,7 +168,7 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
     return Workload(
         name=options.workload or "workload",
         train=train,
-        settings=hide({key: composed.parts.get(key) for key in kept}),
+        settings={key: composed.parts.get(key) for key in kept},
         config=composed.yaml,
         table=table,
         recipe=composed.recipe,

@@ -13,7 +13,7 @@ import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
@@ -31,7 +31,7 @@ from bstune.recipe.lightning_cli import of_sections, recipe_of_file, split_argum
 from bstune.recipe.recipe import Recipe
 from bstune.system.console import guess
 from bstune.system.files import read_yaml
-from bstune.system.secrets import hide, hide_in_text
+from bstune.system.secrets import hide
 
 # In a wheel conf/ is the package bstune.conf; in the source tree it lies beside the package.
 _PACKAGE = Path(__file__).parent
@@ -96,12 +96,12 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         defaults.append(f"+workload@_global_={workload}")
     config = _composed([*defaults, *overrides])
     config.workload = workload if file is None else Path(file.named[-1]).stem
-    if one_run is not None:
-        _fill_from_best(config, one_run)
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     _fill_by_name(config, folders)
     values = _values(config)
+    if one_run is not None:
+        values["trial"] |= _trial_of(one_run)
     _check_tunable(config.get("tunable") or OmegaConf.create())
     values["tune"] = _ranges(values["tune"], config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
@@ -254,13 +254,13 @@ def _fill_from_table(config: DictConfig) -> None:
         raise InputError(missing("target"))
 
 
-def _fill_from_best(config: DictConfig, file: Path) -> None:
-    """Fill in the trial of a study's best.yaml."""
+def _trial_of(file: Path) -> dict[str, Any]:
+    """The trial of a study's best.yaml; OmegaConf resolves nothing in it."""
     best = read_yaml(file)
     if not isinstance(best, dict) or not isinstance(best.get("trial"), dict):
         raise InputError(f"trial={file} must be the best.yaml of a study, which has a trial")
-    with open_dict(config):
-        config.trial.update(best["trial"])
+    trial: dict[str, Any] = best["trial"]
+    return trial
 
 
 def _check_tunable(tunable: Any) -> None:
@@ -314,8 +314,8 @@ def _quoted(argument: str) -> str:
     except HydraException as error:
         # Lists, mappings and what is quoted already are meant as Hydra's own.
         if not equals or value[:1] in ("[", "{", "'", '"'):
-            problem = f"{argument} must be OPTION=VALUE as Hydra reads it"
-            raise InputError(_one_line(problem, error)) from error
+            line = f"options must be OPTION=VALUE as Hydra reads them, but got {argument}"
+            raise InputError(line) from error
         value = value.replace("'", "\\'")
         return f"{name}='{value}'"
     return argument
@@ -346,12 +346,12 @@ def _composed(overrides: list[str]) -> DictConfig:
 
 
 def _one_line(*messages: object) -> str:
-    """Join messages in one line, without Hydra's search path, OmegaConf's keys, and secrets."""
+    """Join messages in one line, without Hydra's search path and OmegaConf's keys."""
     parts = []
     for message in messages:
         part = re.split(r"Config search path|\s+full_key:", str(message))[0]
         parts.append(" ".join(part.split()))
-    return hide_in_text(": ".join(filter(None, parts)))
+    return ": ".join(filter(None, parts))
 
 
 def _values(config: DictConfig) -> dict[str, Any]:

@@ -51,9 +51,9 @@ class Data(LightningDataModule):
 class Guarded(Data):
     """Data behind a token."""
 
-    def __init__(self, api_token):
+    def __init__(self, api_token, account):
         super().__init__()
-        self.api_token = api_token
+        self.given = api_token, account
 
 
 class Model(LightningModule):

@@ -146,3 +146,19 @@ def test_several_studies_whichever_fails(tmp_path, capsys):
     for wrong in (["-m", "+workload=digits", "seed=0"], ["report", "-m", str(tmp_path)]):
         assert main(wrong) == 2
     assert capsys.readouterr().err.count("-m ") >= 2
+
+
+class Keyed(Model):
+    def __init__(self, lr, api_key):
+        super().__init__(lr)
+        self.save_hyperparameters()
+
+
+def test_a_checkpoint_of_the_best_has_no_secrets(tmp_path):
+    options = options_from_python(device="cpu")
+    arguments = QUIET | {"max_epochs": 1}
+    recipe = recipe_of_project(lambda trial: Keyed(trial.lr, "pw"), Data(), options, arguments)
+    _, trainer = train_best(recipe, settings_of(16, 0.01, 3), 3, tmp_path, {})
+    trainer.save_checkpoint(tmp_path / "best.ckpt")
+    saved = torch.load(tmp_path / "best.ckpt", weights_only=True)
+    assert saved["hyper_parameters"] == {"lr": 0.01, "api_key": "***"}

@@ -225,6 +225,7 @@ def test_a_project_in_yaml_is_surveyed_and_tuned_in_a_worker(tmp_path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     arguments = [*own(tmp_path), *places(tmp_path), "budget.seconds=0.5"]
     arguments += ["data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
+    arguments += ["+data.account={name: me, password: hunter2}"]
     mlflow = f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"
     assert main([*arguments, "survey=auto", mlflow]) == 0
     result = bstune.load(tmp_path / "out")

@@ -92,7 +92,7 @@ def render(result: StudyResult) -> str:
     """Write the header and the rows, in 80 columns."""
     lines = [textwrap.fill(header(result), console.LINE_WIDTH), ""]
     lines += [console.wrap(row.label, row.text) for row in answer(result)]
-    return "\n".join(lines)
+    return console.plain("\n".join(lines))
 
 
 def _first(result: StudyResult) -> Row:
