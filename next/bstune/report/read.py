@@ -12,8 +12,8 @@ from bstune.study.machine import Machine
 from bstune.study.result import SCHEMA, StudyResult
 from bstune.system.files import StudyFolder, read_json, read_text, read_yaml
 
-# A result of 1,000 trials has some 40 kB.
-RESULT_LIMIT_BYTES = 5_000_000
+# An answer from so many takes two minutes.
+MOST_RECORDS = 5_000
 
 
 def read_result(folder: Path) -> StudyResult:
@@ -23,7 +23,7 @@ def read_result(folder: Path) -> StudyResult:
         InputError: if curve.json is missing, too large, broken or of another schema.
     """
     path = StudyFolder(folder).curve
-    values = read_json(path, RESULT_LIMIT_BYTES)
+    values = read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} must be a study's result, but is no mapping")
     schema = values.get("schema_number")
@@ -44,8 +44,11 @@ def read_records(folder: Path) -> list[Record]:
         InputError: if trials.jsonl is missing, too large or broken.
     """
     path = StudyFolder(folder).trials
+    lines = [line for line in read_text(path).split("\n") if line]
+    if len(lines) > MOST_RECORDS:
+        raise InputError(f"{path} must have at most {MOST_RECORDS:,} trials, but has more")
     records = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             records.append(Record.model_validate_json(line))
         except ValidationError as error:

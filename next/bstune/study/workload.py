@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import Options
 from bstune.recipe.recipe import Recipe
@@ -159,18 +160,25 @@ def commands_of(
     """
     another = {"study": f"{name}-2"} if asked else {}
     if not command.startswith(COMMAND) and "(..." not in command:
-        own = shlex.split(command)
+        own = _words(command)
         return lambda options: application_command(own, {**asked, **another, **options}), in_words
     if not command.startswith(COMMAND):
         function = command.partition("(")[0]
         call = partial(python_call, function=function)
         train = own_training if function == "bstune.tune" else in_words
         return lambda options: call(name, {**asked, **another, **options}), train
-    arguments = shlex.split(command.removeprefix(COMMAND))
+    arguments = _words(command.removeprefix(COMMAND))
     for option, value in asked.items():
         arguments.append(f"{option}={'null' if value is None else value}")
     run = partial(command_line, arguments)
     return lambda options: run({**another, **options}), partial(training_command, arguments)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"config.yaml has no command of a study, but {command}") from error
 
 
 def report_command(folder: Path, target: Target) -> str:
