@@ -14,17 +14,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.core.records import Frozen
 from bstune.options import Options, options_from
 from bstune.recipe.hydra import recipe_of
-from bstune.studied import studied
+from bstune.run_study import study_trials
 from bstune.study.begin import begin
-from bstune.study.of_options import OF_MACHINE, fixed_options
+from bstune.study.commands import COMMAND, Way
+from bstune.study.make_plan import OF_MACHINE, fixed_options
 from bstune.study.storage import StudyStorage, database_errors
-from bstune.study.workload import COMMAND, Workload
+from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder
 from bstune.system.ticker import say
 
@@ -32,6 +32,7 @@ from bstune.system.ticker import say
 class Shared(Frozen):
     """What a study keeps for those who join it."""
 
+    way: Way
     command: str
     """That began it."""
     workload: str | None = None
@@ -70,12 +71,11 @@ def join(arguments: Sequence[str]) -> None:
     log = StudyFolder(Path(options.output)).log.with_stem(
         f"trials-{socket.gethostname()}-{os.getpid()}"
     )
-    trains = workload.recipe is not None
     # A time limit counts from the study's own begin.
     at = time.monotonic() - (time.time() - shared.began)
-    begun = begin(options, name, at, trains=trains, log=log)
+    begun = begin(options, at, trains=workload.recipe is not None, log=log)
     # It trains all trials itself.
-    list(studied(options, workload, begun, joins=True))
+    list(study_trials(options, workload, begun, joins=True))
     say(f"nothing is left to train; the answer: {shared.command}")
 
 
@@ -99,12 +99,11 @@ def _of_study(
         arguments: of this command.
         given: the options among them.
     """
-    command = shared.command
     of_study = {name: it for name, it in shared.options.items() if name not in OF_MACHINE}
-    if not command.startswith(COMMAND) or "workload=" not in command:
+    if shared.way != "command":
         raise StudyError(
-            f"the study was begun by {command}, which a worker cannot build: start the same script "
-            f"here, with the same storage"
+            f"the study was begun by {shared.command}, which a worker cannot build: start the same "
+            f"script here, with the same storage"
         )
     doubled = [key for key in given if key.lstrip("+").partition(".")[0] in of_study]
     if doubled:
@@ -116,4 +115,4 @@ def _of_study(
     options = options_from(composed.options.model_dump() | of_study)
     recipe = recipe_of(composed.parts, options) if composed.recipe else None
     composed = replace(composed, options=options, recipe=recipe)
-    return options, workload_from_config(composed, arguments)
+    return options, composed.workload()

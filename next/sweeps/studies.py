@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import InputError
 from bstune.core.records import Record
 from bstune.result import Result, load
-from bstune.studied import run_study
+from bstune.run_study import run_study
 from bstune.study.once import train_once
 from bstune.system.files import StudyFolder, read_json, write_text
 from bstune.system.secrets import hide
@@ -29,7 +28,7 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
             the last one holds.
 
     Raises:
-        BstuneError: as by :func:`bstune.studied.run_study`, and for a study of other arguments.
+        BstuneError: as by :func:`bstune.run_study.run_study`, and for a study of other arguments.
     """
     say(f"study {name}")
     folder = output / name
@@ -41,12 +40,11 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
         )
     output.mkdir(parents=True, exist_ok=True)
     write_text(asked, json.dumps(given))
-    if StudyFolder(folder).curve.exists():
+    if StudyFolder(folder).result.exists():
         return load(folder)
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
-    command = [*arguments, *where]
-    composed = compose(command)
-    return run_study(composed.options, workload_from_config(composed, command))
+    composed = compose([*arguments, *where])
+    return run_study(composed.options, composed.workload())
 
 
 def train(arguments: Sequence[str]) -> Record:
@@ -60,6 +58,5 @@ def train(arguments: Sequence[str]) -> Record:
         BstuneError: as by :func:`bstune.study.once.train_once`.
     """
     with TemporaryDirectory() as folder:
-        command = [*arguments, "workers=0", f"output={folder}"]
-        composed = compose(command)
-        return train_once(composed.options, workload_from_config(composed, command))
+        composed = compose([*arguments, "workers=0", f"output={folder}"])
+        return train_once(composed.options, composed.workload())

@@ -223,7 +223,14 @@ def test_the_interval_of_a_step_time_holds_it(name, is_surveyed):
     assert np.median(errors) < 0.12
 
 
-LIGHT = ("core.records", "search.decide", "config", "report.page", "report.read", "tracking.mlflow")
+LIGHT = (
+    "core.records",
+    "search.decide",
+    "config",
+    "report.page",
+    "study.folder",
+    "tracking.mlflow",
+)
 ANSWERS = (Checks, Found, Machine, Probe, Record, Roofline, Timed)
 HEAVY = "torch", "lightning", "mlflow", "matplotlib.pyplot"
 

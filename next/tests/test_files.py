@@ -76,7 +76,7 @@ def test_a_free_folder_is_claimed_and_kept(tmp_path, there):
     for name in there or ():
         (folder.root / name).touch()
     claim_folder(folder, "digits", URL)
-    files.write_text(folder.curve, "{}")
+    files.write_text(folder.result, "{}")
     claim_folder(folder, "digits", URL.replace("pw", "new"))
     owner = json.loads(folder.owner.read_text())
     assert (owner["study"], owner["storage"]) == ("digits", "postgresql://me:***@host/db")

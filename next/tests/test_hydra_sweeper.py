@@ -160,7 +160,9 @@ def test_a_job_is_told_what_to_return(target, returned):
 
 def run(folder, *words):
     """Start an application's sweep; its status, its last lines, and the jobs that it launched."""
-    environment = os.environ | {"PYTHONPATH": str(Path(bstune.__file__).parents[1])}
+    package = Path(bstune.__file__).parent
+    paths = os.pathsep.join(map(str, (package.parent, package / "integrations")))
+    environment = os.environ | {"PYTHONPATH": paths}
     command = [sys.executable, "train.py", "-m", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr, done.stdout.count("#")
@@ -177,7 +179,7 @@ def test_jobs_are_pruned_and_resumed_as_a_loop_of_ones_own_is(tmp_path):
     status, out, err, jobs = run(folder, "hydra.sweeper.trials=6", NO_MLFLOW)
     assert status == 0, err
     result = bstune.load(folder / "outputs/train")
-    assert result.train is None or "python train.py batch_size=" in out
+    assert result.train_command is None or "python train.py batch_size=" in out
     digits = SimpleNamespace(**runpy.run_path(str(folder / "train.py")))
     study = bstune.Study(
         "train", target="val/loss <= 0.4", baseline=(64, 0.5), batch_size=(16, 256), lr=(0.02, 8.0),

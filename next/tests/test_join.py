@@ -24,10 +24,10 @@ def begun(tmp_path_factory):
     study.set_user_attr("settings", {"schema": 99})
     study = optuna.load_study(study_name="python", storage=url)
     study.set_user_attr("settings", {"schema": 1})
-    study.set_user_attr("shared", {"command": "bstune.tune(..., name='python')", "options": {}})
-    untold = optuna.create_study(study_name="untold", storage=url)
-    untold.set_user_attr("settings", {"schema": 1})
-    untold.set_user_attr("shared", [1])
+    study.set_user_attr("shared", {"command": "bstune.tune(...)", "way": "tune", "options": {}})
+    study = optuna.create_study(study_name="untold", storage=url)
+    study.set_user_attr("settings", {"schema": 1})
+    study.set_user_attr("shared", [1])
     return folder
 
 

@@ -42,6 +42,8 @@ def finished(tmp_path_factory):
 
 def test_the_trials_of_a_loop_end_by_their_closed_form(finished):
     assert finished.best.batch_size > 16
+    with refused("your own loop"):
+        finished.train()
     assert {record.role for record in finished.records} == {"baseline", "search", "new seed"}
     for record in finished.records:
         # Its first even step at which the loss is 0.1.

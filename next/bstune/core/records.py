@@ -196,6 +196,11 @@ class Record(Spec):
     """Why it failed or diverged, in one line, without secrets."""
 
     @property
+    def has_trained(self) -> bool:
+        """Whether it trained as asked, to its own end or up to where it was stopped."""
+        return self.status in ("reached", "finished", "missed", "pruned")
+
+    @property
     def reached(self) -> bool:
         """Whether it reached the target or, where the best metric counts, its budget's end."""
         return self.status in ("reached", "finished")

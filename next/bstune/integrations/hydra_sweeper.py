@@ -19,9 +19,10 @@ from bstune.core.question import Question
 from bstune.integrations.hydra_params import Application, read_sweep, renamed
 from bstune.options import Options
 from bstune.own_loop import driven
+from bstune.report.answer import files_row
 from bstune.result import Result, load
+from bstune.study.commands import Commands, application_command
 from bstune.study.loop import AskedTrial
-from bstune.study.workload import application_command
 from bstune.system.files import write_text
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide, hide_in_error
@@ -29,7 +30,7 @@ from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from hydra_plugins.bstune_sweeper import BstuneSweeper
+    from bstune.integrations.hydra_plugins.bstune_sweeper import BstuneSweeper
 
 MULTIRUN = ("-m", "--multirun")
 
@@ -62,9 +63,12 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     if "seed" not in application.keys:
         say("jobs take no seed, so that new seeds only run them again; hydra.sweeper.seed=KEY")
     settings = {"training": "a Hydra application", "overrides": list(application.fixed)}
-    command = partial(_study_command, application, options)
-    train_command = partial(_training_command, application)
-    with closing(driven(options, settings, command, train_command, jobs)) as batches:
+    commands = Commands(
+        "application",
+        study=partial(_study_command, application, options),
+        train=partial(_training_command, application),
+    )
+    with closing(driven(options, settings, commands, jobs)) as batches:
         folder = Path(config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         # As Hydra's own sweeper does, but for secrets.
@@ -74,7 +78,7 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
             _run(batch, application, sweeper.launcher, options.budget.is_whole_run)
     result = load(options.output)
     print(result)
-    print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
+    print(f"\n{files_row(result.folder)}")
     _write_best(result, application, folder / "optimization_results.yaml")
 
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from bstune.core.errors import InputError
-from bstune.options import Options
-from bstune.recipe.hydra import of_options
+from bstune.options import RATES, Options
+from bstune.recipe.hydra import recipe_arguments
 from bstune.recipe.recipe import (
     OF_TRAINER,
     PACKAGES,
-    RATES,
     Recipe,
     TrialSettings,
     value_of_today,
@@ -131,7 +130,7 @@ def recipe_of_file(file: CliFile, options: Options) -> Recipe:
         trainer=built.trainer,
         data_follows=True,
         own_values=built.own_values,
-        **of_options(options),
+        **recipe_arguments(options),
     )
 
 

@@ -161,7 +161,8 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
     _draw_panel(time_axes, time, result, trials)
     _scatter(rate_axes, RATE, trials, ("diverged",), CROSS)
     _draw_panel(rate_axes, RATE, result, trials)
-    for text in growth(result):
+    text = growth(result)
+    if text is not None:
         rate_axes.set_title(text, fontsize=8, parse_math=False)
     for axes in further:
         _draw_over_targets(axes, over_targets)

@@ -95,7 +95,7 @@ class StudyStorage:
         self._distributions: dict[str, IntDistribution | FloatDistribution] = {}
         self._process = _this_process()
         self._alive: set[int] = set()
-        self.counts_seconds = True
+        self.keeps_step_times = True
         """Whether the step times of this process's trials are those of the study's machine."""
 
     def begin(self, space: Space, question: Question, settings: Mapping[str, object]) -> None:
@@ -288,7 +288,7 @@ class StudyStorage:
 
         False: another process took this one for dead, and has its place now.
         """
-        if not self.counts_seconds:
+        if not self.keeps_step_times:
             record = record.model_copy(update={"seconds_per_step": None})
         trial = self._trial(record.number)
         self._alive.discard(trial._trial_id)

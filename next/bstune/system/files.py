@@ -61,7 +61,7 @@ class StudyFolder:
         return self.root / "study.json"
 
     @property
-    def curve(self) -> Path:
+    def result(self) -> Path:
         """The typed result."""
         return self.root / "curve.json"
 

@@ -10,7 +10,7 @@ from refusals import refused
 from results import STATES, records, result
 
 from bstune.core.errors import InputError
-from bstune.report.read import MOST_RECORDS, read_records, read_result
+from bstune.study.folder import MOST_RECORDS, read_records, read_result
 from bstune.system.files import JSON_LIMIT_BYTES
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from bstune.__main__ import main
 from bstune.config import options_from_python
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
-from bstune.trial.own_training import train_best
+from bstune.trial.train_best import train_best
 
 # Lightning advises on the loggers and loaders of the user's own training.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -103,6 +103,7 @@ def test_a_studys_best_is_trained_with_the_users_callbacks(tmp_path):
         module, trainer = one.train(callbacks=checkpoint, logger=logger)
         assert Counts.calls == [one.best.batch_size] * math.ceil(one.best.steps)
         assert module.lr == one.best.lr
+        assert one.parameters and one.examples == EXAMPLES
     assert trainer.logger is logger
     assert str(tmp_path / "logs") in checkpoint.best_model_path
     with refused("bstune.tune"):
@@ -116,7 +117,7 @@ batch_size: {low: 2, high: 128}
 budget: {steps: 500, examples: 20_000}
 threads: 1
 data: {_target_: small.Data}
-module: {_target_: test_own_training.Counts}
+module: {_target_: test_train_best.Counts}
 """
 
 

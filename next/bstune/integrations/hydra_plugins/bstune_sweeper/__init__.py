@@ -15,11 +15,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, read_write
 
-from bstune.integrations.hydra_job import timed
+from bstune.integrations.hydra_job import TAKEN, timed
 from bstune.system.secrets import hide_in_text
 
-# Keys of the application, by what a trial has for them.
-KEYS = ("batch_size", "lr", "seed", "max_steps", "resume_from", "save_to")
 # Options of a study; null: the default of bstune's conf/config.yaml.
 OPTIONS = (
     *("objective", "target", "scaling", "trials", "wall_seconds", "seeds", "workers", "sampler"),
@@ -87,7 +85,7 @@ ConfigStore.instance().store(
         "budget": {"steps": None, "examples": None},
         "baseline": {"batch_size": None, "lr": None, "values": None},
         "mlflow": {},
-        **dict.fromkeys((*KEYS, *OF_OPTUNA, *OPTIONS)),
+        **dict.fromkeys((*TAKEN, *OF_OPTUNA, *OPTIONS)),
     },
     provider="bstune",
 )

@@ -45,6 +45,8 @@ def train_best(
 ) -> tuple[LightningModule, Trainer]:
     """Train for exactly so many optimizer steps, and test once what has a test.
 
+    It is what ``result.train()`` does with the best.
+
     Args:
         recipe: of the project.
         trial: its configuration, its seed and the length of its schedule.
@@ -62,7 +64,7 @@ def train_best(
     recipe = replace(recipe, trainer=lambda trial: own)
     threads = torch.get_num_threads()
     try:
-        trainer = fit(recipe, trial, [_StopAtStep(steps)], own_training=True)
+        trainer = fit(recipe, trial, [_StopAtStep(steps)], quiet=False)
         module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
         if _has_own(module, "test_step") and _has_own(data, "test_dataloader"):
             validated = dict(trainer.callback_metrics)
