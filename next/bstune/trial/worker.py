@@ -131,15 +131,15 @@ class Worker:
         """Begin to import the modules, before there is a function to call."""
         if self._process is not None:
             return
-        ours, theirs = socket.socketpair()
-        # It closes when this process dies, however it dies: then the template ends the others.
-        lifeline_end, self._lifeline = os.pipe()
-        self._has_started = False
-        # How the script starts the processes of its loaders; None: as Python does.
-        start_method = multiprocessing.get_start_method(allow_none=True)
-        arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
         with appending(self._log) as log:
             self._log_start = log.tell()
+            ours, theirs = socket.socketpair()
+            # It closes when this process dies, however it dies: then the template ends the others.
+            lifeline_end, self._lifeline = os.pipe()
+            self._has_started = False
+            # How the script starts the processes of its loaders; None: as Python does.
+            start_method = multiprocessing.get_start_method(allow_none=True)
+            arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
             self._process = subprocess.Popen(  # noqa: S603 (it is this package)
                 [
                     *(sys.executable, "-u", "-X", "faulthandler", "-c"),
