@@ -244,7 +244,11 @@ def test_a_config_of_hydras_optuna_sweeper_changed_in_one_line(tmp_path):
 
 def test_three_failures_in_a_row_end_it_with_the_users_own_error(tmp_path):
     folder = application(tmp_path, "hydra_number")
-    words = ["hydra/sweeper=bstune", "hydra.sweeper.n_jobs=1", "fault=raise", NO_MLFLOW]
+    guarded = "+hydra.sweeper.mlflow.uri=http://me:hunter2@127.0.0.1:1"
+    words = ["hydra/sweeper=bstune", "hydra.sweeper.n_jobs=1", "fault=raise", guarded]
     status, printed, jobs = run(folder, *words)
     assert (status, jobs) == (1, 3)
     assert printed.splitlines()[-1] == "ValueError: no such column (train.py:17)"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert "multirun.yaml" in [path.name for path in files]
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]

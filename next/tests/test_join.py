@@ -26,6 +26,9 @@ def begun(tmp_path_factory):
     study = optuna.load_study(study_name="python", storage=url)
     study.set_user_attr("settings", {"schema": 1})
     study.set_user_attr("shared", {"command": "bstune.tune(...)", "way": "tune", "options": {}})
+    study = optuna.create_study(study_name="untold", storage=url)
+    study.set_user_attr("settings", {"schema": 1})
+    study.set_user_attr("shared", [1])
     return folder
 
 
@@ -63,6 +66,7 @@ storage=sqlite:///nosuch.db study=own | own, none
 {storage} study=foreign | foreign, another program, study=NAME
 {storage} study=later | 99, study=NAME
 {storage} study=python | bstune.tune(..., script, storage
+{storage} study=untold | command that began it
 {storage} study=own | --config-dir
 {storage} study=own trials=3 | trials
 {storage} study=own {conf} module._target_=small.Leaves | module._target_=small.Model, small.Leaves
@@ -96,10 +100,13 @@ def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path):
     study = optuna.load_study(study_name="own", storage=url)
     shared = study.user_attrs["shared"]
     more = {"trials": shared["options"]["trials"] + 3, "seeds": shared["options"]["seeds"] + 1}
+    # What is this machine's own is not read.
+    more |= {"output": str(tmp_path / "elsewhere"), "module": {"_target_": "small.Leaves"}}
     study.set_user_attr("shared", shared | {"options": shared["options"] | more})
     count = len(study.trials)
     join = ["worker", f"storage={url}", "study=own", "--config-dir", f"{begun}/conf", "workers=0"]
     assert main([*join, f"output={tmp_path}/out", "threads=2"]) == 0
+    assert not (tmp_path / "elsewhere").exists()
     trials = study.trials[count:]
     records = [Record(**json.loads(trial.user_attrs["record"])) for trial in trials]
     assert sum(record.role == "search" for record in records) >= 3

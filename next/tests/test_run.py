@@ -294,6 +294,7 @@ def own(folder, module="Model"):
 def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(own_surveys, tmp_path, capsys):
     arguments = [*own(tmp_path), *places(tmp_path), "budget.seconds=0.5"]
     arguments += ["data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
+    arguments += ["+data.account={name: me, password: hunter2}"]
     at_once = ["workers=2", "threads=null", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]
     assert main([*arguments, "survey=auto", *at_once]) == 0
     result = bstune.load(tmp_path / "out")
