@@ -18,6 +18,7 @@ from typing import Any
 from bstune import __version__
 from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide_in_error
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
@@ -67,31 +68,30 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
         return 0
     print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
     options = composed.options
-    rest = ["lightning", *rest] if lightning else rest
     is_one_run = options.trial.pair is not None
     with ExitStack() as stack:
         begun = None
         if not is_one_run:
             from bstune.study.begin import begin
 
-            name = options.study or str(options.workload)
-            begun = begin(options, name, began, trains=composed.recipe is not None)
+            begun = begin(options, began, trains=composed.recipe is not None)
             stack.callback(begun.close)
-        from bstune.api import workload_from_config
-        from bstune.studied import run_study
+        from bstune.report.answer import files_row, one_run, took_row
+        from bstune.run_study import run_study
 
-        workload = workload_from_config(composed, rest)
+        workload = composed.workload()
         if is_one_run:
             from bstune.study.once import train_once
 
             record = train_once(options, workload)
-            print(record.model_dump_json() if as_json else _of_one_run(record))
+            print(record.model_dump_json() if as_json else one_run(record))
             return 0
         result = run_study(options, workload, begun)
-    print(result.model_dump_json(indent=1) if as_json else result)
-    if not as_json:
-        print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
-        print(f"Took       {_took(result, time.monotonic() - began)}")
+    if as_json:
+        print(result.model_dump_json(indent=1))
+    else:
+        took = took_row(result, time.monotonic() - began)
+        print(result, "", files_row(result.folder), took, sep="\n")
     return 0
 
 
@@ -104,14 +104,13 @@ def report(arguments: Sequence[str]) -> int:
             f"{' '.join(rest) or 'none'}"
         )
     from bstune.result import ask_again, load
+    from bstune.system.files import StudyFolder
 
     folder = Path(rest[0])
     given = _question(rest[1:])
-    if given or not (folder / "curve.json").exists():
-        result = ask_again(folder, given)
-    else:
-        result = load(folder)
-    if not (folder / "curve.json").exists():
+    has_ended = StudyFolder(folder).result.exists()
+    result = load(folder) if has_ended and not given else ask_again(folder, given)
+    if not has_ended:
         print("the study has not ended: this is what its trials say so far", file=sys.stderr)
     print(result.model_dump_json(indent=1) if as_json else result)
     return 0
@@ -125,10 +124,11 @@ def compare(arguments: Sequence[str]) -> int:
     comparison = compared(given.folders, over=given.over, values=dict(given.values) or None)
     print(comparison.model_dump_json(indent=1) if given.json else comparison)
     if given.output is not None:
+        from bstune.report.answer import Row
         from bstune.report.compare_page import write
 
         write(comparison, given.output)
-        print(f"\nFiles      {given.output}", file=sys.stderr)
+        print(f"\n{Row('Files', str(given.output))}", file=sys.stderr)
     return 0
 
 
@@ -166,11 +166,10 @@ def survey(arguments: Sequence[str]) -> int:
 
     composed = compose(rest)
     print(f"bstune {__version__}: survey of {composed.options.workload}", file=sys.stderr)
-    from bstune.api import workload_from_config
     from bstune.report.hardware import survey_text
     from bstune.study.once import survey_once
 
-    found, was_kept = survey_once(composed.options, workload_from_config(composed, rest))
+    found, was_kept = survey_once(composed.options, composed.workload())
     print(found.model_dump_json(indent=1) if as_json else survey_text(found, was_kept))
     return 0
 
@@ -236,7 +235,7 @@ def run(verb: str, arguments: Sequence[str]) -> int:
             return VERBS[verb](arguments)
     except (BstuneError, Interrupted) as error:
         if "debug=true" in arguments:
-            traceback.print_exc()
+            print(hide_in_error(traceback.format_exc()), file=sys.stderr)
         print(error, file=sys.stderr)
         return error.exit_status
 
@@ -263,12 +262,12 @@ def _first_row(folder: Path) -> str:
     """What a study's folder answers first, if it does."""
     from bstune.report.answer import answer
     from bstune.result import load
-    from bstune.system.console import wrap
+    from bstune.system.files import StudyFolder
 
-    if not (folder / "curve.json").exists():
+    if not StudyFolder(folder).result.exists():
         return f"{folder}: no answer"
-    row = answer(load(folder))[0]
-    return f"{folder}\n{wrap(row.label, row.text)}"
+    first, *_ = answer(load(folder))
+    return f"{folder}\n{first}"
 
 
 def command() -> None:
@@ -322,42 +321,6 @@ def _options_help() -> str:
             textwrap.fill(meaning, 80, initial_indent=f"  {name:<21} ", subsequent_indent=" " * 24)
         )
     return "\n".join(lines)
-
-
-def _took(result: object, total: float) -> str:
-    """The seconds of a command, by what they went to."""
-    from bstune.study.result import StudyResult
-
-    # An import at the top would cost every command.
-    assert isinstance(result, StudyResult)  # noqa: S101
-    phases = result.spent.phases
-    # They are those of an earlier command where this one had nothing to train.
-    if phases.total > total:
-        return f"{total:.0f} s"
-    answer = total - phases.total + phases.answer
-    parts = [f"start {phases.start:.0f}"]
-    if phases.preparation >= 1.0:
-        parts.append(f"survey and preflight {phases.preparation:.0f}")
-    parts += [
-        f"baseline {phases.baseline:.0f}",
-        f"other configurations {phases.others:.0f} ({phases.share_of_others:.0%})",
-        f"new seeds {phases.confirmation:.0f}",
-        f"answer {answer:.0f}",
-    ]
-    return f"{total:.0f} s: {', '.join(parts)}"
-
-
-def _of_one_run(record: object) -> str:
-    """One run in two lines."""
-    from bstune.core.records import Record
-    from bstune.system.console import number, seconds
-
-    assert isinstance(record, Record)  # noqa: S101 (an import at the top would cost every command)
-    value = record.finite_history[-1][1] if record.finite_history else float("nan")
-    return (
-        f"batch size {record.batch_size}, lr {number(record.lr)}: {record.status} after "
-        f"{record.steps} steps, {seconds(record.train_seconds)} of training, metric {value:.4g}"
-    )
 
 
 if __name__ == "__main__":

@@ -1,38 +1,25 @@
 """What people call: tune a workload, or survey it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from bstune import __version__
-from bstune.config import Composed, options_from_python
+from bstune.config import options_from_python
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Target
 from bstune.hardware.survey import Survey
 from bstune.options import Options
 from bstune.report.hardware import survey_text
 from bstune.result import Result
-from bstune.studied import run_study
+from bstune.run_study import run_study
 from bstune.study.begin import begin
+from bstune.study.commands import call_commands
 from bstune.study.once import survey_once
-from bstune.study.workload import (
-    Workload,
-    best_in_file,
-    by_lightning,
-    command_line,
-    config_of,
-    own_training,
-    python_call,
-    training_command,
-)
-from bstune.system.secrets import hide
+from bstune.study.workload import Workload, config_of
 from bstune.system.ticker import say
-from bstune.trial.table import find_table
-from bstune.trial.table import train as train_from_table
-from bstune.trial.trial import Trial
 
 
 class ProjectSurvey(Survey):
@@ -90,7 +77,7 @@ def tune(
     began = time.monotonic()
     given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
     checked, workload = _of_project(module, data, name, trainer, given)
-    result = run_study(checked, workload, begin(checked, checked.study or workload.name, began))
+    result = run_study(checked, workload, begin(checked, began))
     return result.of_project(workload.recipe)
 
 
@@ -138,12 +125,10 @@ def _of_project(
     recipe = recipe_of_project(module, data, trainer=trainer, options=checked)
     workload = Workload(
         name=study,
-        train=by_lightning(recipe),
         settings={"data": _type_name(data), "trainer": sorted(trainer or {})},
         config=config_of(checked),
+        commands=call_commands("tune", study),
         recipe=recipe,
-        command=partial(python_call, study),
-        train_command=own_training,
     )
     return checked, workload
 
@@ -151,28 +136,3 @@ def _of_project(
 def _type_name(part: Any) -> str:
     """Name a class or a function, or the class of another object."""
     return str(getattr(part, "__name__", type(part).__name__))
-
-
-def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Workload:
-    """The workload of a composed command line."""
-    options = composed.options
-    table = None
-    if composed.recipe is None:
-        table = find_table(composed.parts["table"])
-        train: Callable[[Trial], None] = partial(train_from_table, table)
-    else:
-        train = by_lightning(composed.recipe)
-    kept = ("data", "module", "trainer", "table")
-    train_command = partial(training_command, arguments)
-    if options.tunables:
-        train_command = partial(best_in_file, arguments, options.output)
-    return Workload(
-        name=options.workload or "workload",
-        train=train,
-        settings=hide({key: composed.parts.get(key) for key in kept}),
-        config=composed.yaml,
-        table=table,
-        recipe=composed.recipe,
-        command=partial(command_line, arguments),
-        train_command=train_command,
-    )

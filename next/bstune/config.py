@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -31,15 +32,18 @@ from bstune.options import (
 from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.lightning_cli import of_sections, recipe_of_file, split_arguments
 from bstune.recipe.recipe import Recipe
+from bstune.study.commands import Commands, line_commands
 from bstune.system.console import guess
-from bstune.system.files import read_yaml
-from bstune.system.secrets import hide, hide_in_text
+from bstune.system.secrets import hide
+
+if TYPE_CHECKING:
+    from bstune.study.workload import Workload
 
 # In a wheel conf/ is the package bstune.conf; in the source tree it lies beside the package.
 _PACKAGE = Path(__file__).parent
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
 # What a workload's file has beside options.
-PARTS = {"table", "tunable", "command"}
+PARTS = {"table", "tunable"}
 # Hydra 1.3 has to be asked for its own behaviour; 1.4 has no other, and warns of the argument.
 VERSION: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
@@ -56,10 +60,28 @@ class Composed:
     """
     recipe: Recipe | None
     """What is trained; None for a workload that is answered from the recorded runs of ``table``."""
+    commands: Commands
+    """What runs the study of this command line again."""
     yaml: str
     """The config for config.yaml, without secrets."""
     show: bool
     """``--cfg job``: print ``yaml`` and end."""
+
+    def workload(self) -> "Workload":
+        """What is tuned, or answered by recorded runs."""
+        # They import numpy.
+        from bstune.study.workload import Workload
+        from bstune.trial.table import find_table
+
+        kept = ("data", "module", "trainer", "table")
+        return Workload(
+            name=str(self.options.workload),
+            settings={key: self.parts.get(key) for key in kept},
+            config=self.yaml,
+            commands=self.commands,
+            table=None if self.recipe else find_table(self.parts["table"]),
+            recipe=self.recipe,
+        )
 
 
 @contextmanager
@@ -114,12 +136,16 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         defaults.append(f"+workload@_global_={workload}")
     config = _composed([*defaults, *overrides])
     config.workload = workload if file is None else Path(file.named[-1]).stem
-    if one_run is not None:
-        _fill_from_best(config, one_run)
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     _fill_by_name(config, folders)
     values = _values(config)
+    if one_run is not None:
+        # Other commands need not wait for what reads a study.
+        from bstune.study.folder import read_best
+
+        # OmegaConf resolves nothing in it.
+        values["trial"] |= read_best(one_run)
     _check_tunable(config.get("tunable") or OmegaConf.create())
     values["tune"] = _ranges(values["tune"], config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
@@ -136,7 +162,11 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         recipe = recipe_of_file(file, options)
     elif "table" not in parts:
         recipe = recipe_of(parts, options)
-    return Composed(options, parts, recipe, text, show=flags.cfg is not None)
+    folder = options.output if options.tunables else None
+    commands = line_commands("command", arguments, folder)
+    if lightning:
+        commands = line_commands("lightning", ["lightning", *arguments], folder)
+    return Composed(options, parts, recipe, commands, text, show=flags.cfg is not None)
 
 
 def split(arguments: Sequence[str]) -> dict[str, list[str]]:
@@ -156,20 +186,31 @@ def split(arguments: Sequence[str]) -> dict[str, list[str]]:
         override = OverridesParser.create().parse_override(_quoted(argument))
         if override.is_discrete_sweep():
             swept.append(name)
-            choices[-1] = [f"{name}={one}" for one in override.sweep_string_iterator()]
+            choices[-1] = [f"{name}={one}" for one in _swept(override)]
     if not swept:
         raise InputError("-m splits values that differ, as seed=0,1: give some, or leave out -m")
     jobs = {}
     for job in itertools.product(*choices):
         values = dict(one.split("=", 1) for one in job if "=" in one)
         # A file of LightningCLI stands first.
-        first = values.get("study") or values.get("+workload") or Path(job[0]).stem
-        others = [values[name] for name in swept if values[name] != first]
+        named = "study" if "study" in values else "+workload"
+        first = values.get(named) or Path(job[0]).stem
+        others = [values[name] for name in swept if name != named]
         study = re.sub(r"[^\w.-]+", "_", "-".join([first, *others]))
         folder = f"{values.get('output', 'outputs')}/{study}"
+        if folder in jobs:
+            raise InputError(f"-m has two studies for {folder}: begin them by a command each")
         kept = [one for one in job if not one.startswith(("study=", "output="))]
         jobs[folder] = [*kept, f"study={study}", f"output={folder}"]
     return jobs
+
+
+def _swept(override: Override) -> list[str]:
+    """The values of a sweep of Hydra's; InputError where it needs what a command line lacks."""
+    try:
+        return list(override.sweep_string_iterator())
+    except HydraException as error:
+        raise InputError(_one_line(f"-m cannot split {override.input_line}", error)) from error
 
 
 def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[Path]]:
@@ -272,14 +313,6 @@ def _fill_from_table(config: DictConfig) -> None:
         raise InputError(missing("target"))
 
 
-def _fill_from_best(config: DictConfig, file: Path) -> None:
-    """Fill in the trial of a study's best.yaml."""
-    best = read_yaml(file)
-    if not isinstance(best, dict) or not isinstance(best.get("trial"), dict):
-        raise InputError(f"trial={file} must be the best.yaml of a study, which has a trial")
-    OmegaConf.update(config, "trial", best["trial"], force_add=True)
-
-
 def _check_tunable(tunable: Any) -> None:
     """InputError for what a workload cannot say of the further values that ``tune`` may name."""
     entries = tunable.items() if OmegaConf.is_dict(tunable) else [("NAME", tunable)]
@@ -332,8 +365,8 @@ def _quoted(argument: str) -> str:
     except (HydraException, ValueError) as error:
         # Lists, mappings and what is quoted already are meant as Hydra's own.
         if not equals or value[:1] in ("[", "{", "'", '"'):
-            problem = f"{argument} must be OPTION=VALUE as Hydra reads it"
-            raise InputError(_one_line(problem, error)) from error
+            line = f"options must be OPTION=VALUE as Hydra reads them, but got {argument}"
+            raise InputError(line) from error
         value = value.replace("'", "\\'")
         return f"{name}='{value}'"
     return argument
@@ -358,12 +391,12 @@ def _composed(overrides: list[str]) -> DictConfig:
 
 
 def _one_line(*messages: object) -> str:
-    """Join messages in one line, without Hydra's search path, OmegaConf's keys, and secrets."""
+    """Join messages in one line, without Hydra's search path and OmegaConf's keys."""
     parts = []
     for message in messages:
         part = re.split(r"Config search path|\s+full_key:", str(message))[0]
         parts.append(" ".join(part.split()))
-    return hide_in_text(": ".join(filter(None, parts)))
+    return ": ".join(filter(None, parts))
 
 
 def _values(config: DictConfig) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    FiniteFloat,
     Strict,
     ValidationError,
     model_validator,
@@ -23,16 +22,20 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from bstune.core.errors import InputError
+from bstune.core.question import Objective
 from bstune.core.records import Budget, Frozen, Target
-from bstune.core.rules import DEFAULT_RULE, Rule
+from bstune.core.rules import DEFAULT_RULE, RULES, Rule
 from bstune.core.space import Number, Space, Tunable
 from bstune.system.console import guess
-from bstune.system.secrets import hide_in_text
 
 # Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
 MIXED_MULTIPLE = 8
+# Names of the argument of a module that is the learning rate.
+RATES = ("lr", "learning_rate")
+# What a project gets of a trial by name: as an argument, or in a config as ${trial.NAME}.
+TRIAL_VALUES = ("batch_size", "lr", "seed", "total_steps")
 # What each trial has: no further value is called so.
-OF_EACH_TRIAL = ("batch_size", "lr", "learning_rate", "seed", "max_steps", "total_steps")
+OF_EACH_TRIAL = {*TRIAL_VALUES, *RATES, "max_steps"}
 
 
 # By mlflow 3.17.
@@ -95,14 +98,13 @@ def _tracking_uri(value: Any) -> Any:
     return value
 
 
-# What databases take.
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=2**63)]
 Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]
-Positive = Annotated[FiniteFloat, BeforeValidator(_number), Field(gt=0)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 Flag = Annotated[bool, Strict()]
 # No name of a file has a null character.
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
-Values = dict[str, Annotated[int | FiniteFloat, BeforeValidator(_number)]]
+Values = dict[str, Annotated[int | float, BeforeValidator(_number)]]
 Node = dict[str, Any]
 
 # An option that nobody has to give: it is None until :func:`bstune.recipe.found.completed` has
@@ -208,7 +210,7 @@ class Options(Section):
 
     workload: Text | None
     """Name of the workload: a file of conf/workload, or of --config-dir."""
-    objective: Literal["time", "steps", "curve", "metric"]
+    objective: Objective
     """time, steps: least to the target; curve: critical batch size; metric: best in the budget."""
     target: Open[Annotated[Target, BeforeValidator(_target)]]
     """Metric and goal, such as 'val/loss <= 0.1' or 'min val/loss'; null: found in the project."""
@@ -220,8 +222,10 @@ class Options(Section):
     """The range of learning rates."""
     baseline: BaselineOptions
     """What is used today, and what the answer is compared with."""
-    scaling: Rule | None
-    """Rule for the rate: none, sqrt, linear, saturating, surge; null: linear for SGD, else sqrt."""
+    scaling: Rule | None = Field(
+        description=f"Rule for the rate: {', '.join(RULES)}; "
+        f"null: linear for SGD, else {DEFAULT_RULE}."
+    )
     tune: Annotated[
         tuple[str, ...] | dict[str, tuple[Number, Number]] | None, BeforeValidator(_tune)
     ]
@@ -292,6 +296,11 @@ class Options(Section):
     """Show tracebacks of bstune's own errors."""
 
     @property
+    def study_name(self) -> str:
+        """Of the study: the workload's, unless another is given."""
+        return str(self.study or self.workload)
+
+    @property
     def tunables(self) -> tuple[Tunable, ...]:
         """The further values that are searched."""
         ranges = self.tune if isinstance(self.tune, dict) else {}
@@ -308,7 +317,7 @@ class Options(Section):
         return self.objective == "metric"
 
     @property
-    def counts_steps(self) -> bool:
+    def budget_is_in_steps(self) -> bool:
         """Whether the budget is one of steps and examples, and known."""
         return self.budget.seconds is None and not self.is_open("budget.steps")
 
@@ -393,7 +402,7 @@ def _mistake(name: str, details: ErrorDetails) -> str:
         message = re.sub(r"^(Input|String) should|^Value error, must", "must", message)
         message = message.replace("greater than or equal to", "at least")
         message = message.replace("less than or equal to", "at most")
-    return hide_in_text(f"{name} {message}, but got {details['input']!r:.200}")
+    return f"{name} {message}, but got {details['input']!r:.200}"
 
 
 def missing(name: str) -> str:
@@ -455,7 +464,7 @@ def _contradictions(options: Options) -> Iterator[str]:
             yield f"tune={name} has no range: give tune={{{name}: [LOW, HIGH]}}"
     yield from _of_objective(options)
     of_run = options.trial
-    if of_run.steps and of_run.batch_size and options.counts_steps:
+    if of_run.steps and of_run.batch_size and options.budget_is_in_steps:
         most = options.budget.last_step(of_run.batch_size)
         if of_run.steps > most:
             yield (
@@ -591,7 +600,7 @@ def differing(own: Options, other: Options) -> dict[str, Any]:
     return changes
 
 
-def space_of(options: Options, device: str) -> Space:
+def space_of(options: Options, fills_tensor_cores: bool) -> Space:
     """Derive what is searched.
 
     The scaling rule goes through the baseline or, without one, through the geometric middle of both
@@ -599,7 +608,7 @@ def space_of(options: Options, device: str) -> Space:
 
     Args:
         options: of the study.
-        device: ``cpu`` or ``cuda``, which decides the multiple that is open.
+        fills_tensor_cores: whether training does; a multiple that is open is 8 then.
 
     Raises:
         InputError: if neither a baseline nor a range of rates says what rates are meant.
@@ -607,10 +616,9 @@ def space_of(options: Options, device: str) -> Space:
     sizes, rates = options.batch_size, options.lr
     multiple = sizes.multiple
     if multiple is None:
-        is_mixed = device == "cuda" and options.precision in ("auto", "bf16-mixed", "16-mixed")
         # A baseline that is no multiple of 8 shows that other sizes are meant, too.
         is_meant = (options.baseline.batch_size or 0) % MIXED_MULTIPLE == 0
-        multiple = MIXED_MULTIPLE if is_mixed and is_meant else 1
+        multiple = MIXED_MULTIPLE if fills_tensor_cores and is_meant else 1
     # Devices share each batch equally.
     multiple = math.lcm(multiple, options.devices)
     high = max(sizes.high // multiple, 1) * multiple

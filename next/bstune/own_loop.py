@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from bstune.core.records import Budget, Target
 from bstune.options import Options, differing, options_from
 from bstune.recipe.found import check_whole, fill_sizes
 from bstune.result import Result, ask_again
-from bstune.studied import studied
+from bstune.run_study import study_trials
 from bstune.study.begin import Begun
+from bstune.study.commands import Commands, call_commands, for_any_best
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
-from bstune.study.workload import Workload, config_of, in_best_file, in_words, python_call
+from bstune.study.workload import Workload, config_of
 from bstune.system.files import StudyFolder, claim_folder, discard, ensure_home
 from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
@@ -94,7 +95,7 @@ class Study:
     ) -> None:
         given = dict(options, target=target, baseline=baseline, batch_size=batch_size)
         checked = options_from_python(**{"study": name} | given, budget=budget)
-        self._name = str(checked.study)
+        self._name = checked.study_name
         self._options = _complete(checked)
         self._folder = Path(checked.output)
 
@@ -113,9 +114,9 @@ class Study:
 
     def __iter__(self) -> Iterator[Trial]:
         settings = {"training": "a loop of one's own"}
-        command = partial(python_call, self._name, function="bstune.Study")
+        commands = call_commands("loop", self._name)
         told = set[str]()
-        with closing(driven(self._options, settings, command, in_words)) as batches:
+        with closing(driven(self._options, settings, commands)) as batches:
             for (asked,) in batches:
                 trial = asked.trial()
                 yield trial
@@ -136,36 +137,35 @@ class Study:
 def driven(
     options: Options,
     settings: Mapping[str, object],
-    command: Callable[[Mapping[str, object]], str],
-    train_command: Callable[[int, float, int | None], str],
+    commands: Commands,
     jobs: int = 1,
 ) -> Generator[list[AskedTrial], None, Result | None]:
     """Claim the folder of a study whose trials somebody else trains, and begin it.
 
     Args:
         options: of the study, complete.
-        settings, command, train_command: as in :class:`bstune.study.workload.Workload`.
+        settings, commands: as in :class:`bstune.study.workload.Workload`.
         jobs: the most trials at once.
 
     Returns:
-        The trials, as of :func:`bstune.studied.studied`.
+        The trials, as of :func:`bstune.run_study.study_trials`.
     """
     ensure_home()
-    name = str(options.study)
+    name = options.study_name
     if options.tunables:
-        train_command = partial(in_best_file, options.output)
+        train = for_any_best(f"the configuration in {options.output}/best.yaml")
+        commands = replace(commands, train=train)
     workload = Workload(
         name=name,
         settings=settings,
         config=config_of(options),
-        command=command,
-        train_command=train_command,
+        commands=commands,
         machine=_machine_of_loop(options.device),
     )
     claim_folder(StudyFolder(Path(options.output)), name, options.storage)
     # The loop prints what it likes while it trains.
     begun = Begun(time.monotonic(), Ticker(), worker=None)
-    return studied(options, workload, begun, jobs)
+    return study_trials(options, workload, begun, jobs)
 
 
 def _complete(options: Options) -> Options:

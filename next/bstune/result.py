@@ -6,7 +6,6 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +14,17 @@ from pydantic import Field, PrivateAttr
 from bstune.core.errors import InputError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
-from bstune.options import differing, with_question
+from bstune.options import with_question
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
 from bstune.report.compare import Comparison, compared
-from bstune.report.read import read_asked, read_records, read_result
-from bstune.study.analysis import Study, analyse
+from bstune.study.analysis import StudyFacts, analyse
+from bstune.study.commands import stored_commands
 from bstune.study.estimates import step_time_of
-from bstune.study.of_options import plan_of
+from bstune.study.folder import read_asked, read_records, read_result
+from bstune.study.make_plan import plan_of
 from bstune.study.result import StudyResult
 from bstune.study.retarget import retargeted
-from bstune.study.workload import COMMAND, commands_of, own_training, report_command
 from bstune.system.files import StudyFolder
 from bstune.system.ticker import say
 from bstune.trial.table import find_table
@@ -85,15 +84,16 @@ class Result(StudyResult):
         Raises:
             InputError: the result was loaded, without the project, or has no best.
         """
-        if self._recipe is None:
-            how = self.train_command or ""
-            if not how.startswith(COMMAND):
-                how = "bstune.tune(...).train(), as the same call reads a finished study again"
-            raise InputError(f"a folder has no project to train: use {how}")
         best = self.best
         if best is None:
             raise InputError(f"objective={self.objective} seeks no best to train")
-        own, machine, _ = read_asked(self.folder)
+        own, machine, origin = read_asked(self.folder)
+        if self._recipe is None:
+            train = stored_commands(origin.way, origin.command, own, own).train
+            how = self.train_command or train(best.batch_size, best.lr, best.train_steps)
+            if origin.way == "tune":
+                how = "bstune.tune(...).train(), as the same call reads a finished study again"
+            raise InputError(f"a folder has no project to train: use {how}")
         recipe = replace(self._recipe, threads=machine.threads, devices=1, noise_scale=False)
         if own.micro_batch_size == "auto" and machine.survey is not None:
             recipe = replace(recipe, micro_batch_size=machine.survey.largest_fit)
@@ -101,7 +101,7 @@ class Result(StudyResult):
         total = best.train_steps or own.budget.last_step(best.batch_size)
         trial = settings_of(best.batch_size, best.lr, total, own.trial.seed, best.values)
         # It imports torch.
-        from bstune.trial.own_training import train_best
+        from bstune.trial.train_best import train_best
 
         module, trained = train_best(recipe, trial, steps, self.folder / "best", trainer)
         weights = Path(trained.default_root_dir) / "best.ckpt"
@@ -162,42 +162,36 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         InputError: there is no study, or its trials do not tell.
     """
     root = Path(folder)
-    own, machine, beside = read_asked(root)
+    own, machine, origin = read_asked(root)
     options = with_question(own, given)
     records = sorted(read_records(root), key=lambda record: record.number)
-    if options == own and StudyFolder(root).curve.exists():
+    if options == own and StudyFolder(root).result.exists():
         found = load(root)
         # A study that was run again has further trials.
         if found.trials == len(records):
             return found
-    step_time = find_table(str(beside["table"])).step_time if "table" in beside else None
+    step_time = None if origin.table is None else find_table(origin.table).step_time
     plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
-    name = str(own.study or own.workload)
     ran_for = None
     if options != own:
         # A budget of seconds is in the steps that it would have been in the study.
         tau = plan.question.budget_step_time or step_time_of(plan, records)
         question = Question(options.target, options.budget, options.objective, budget_step_time=tau)
-        schedule_follows = bool(beside.get("schedule_follows"))
+        schedule_follows = origin.of_project.schedule_follows
         records = retargeted(plan.question, question, records, schedule_follows)
         plan = replace(plan, question=question)
         ran_for = str(own.target if own.target != options.target else own.budget)
-    command, train = commands_of(str(beside["command"]), name, differing(own, options))
-    if own.tunables and train is not own_training:
-        # best.yaml is of the study's own question.
-        train = lambda batch_size, lr, steps: "the configuration of row Best"  # noqa: E731
-    study = Study(
+    facts = StudyFacts(
         plan=plan,
-        workload=str(own.workload),
-        name=name,
-        device=machine.device,
-        threads=machine.threads,
-        command=command,
-        train=train,
-        again=partial(report_command, root),
+        workload=own.workload or own.study_name,
+        name=own.study_name,
+        machine=machine,
+        project=origin.of_project,
+        commands=stored_commands(origin.way, origin.command, own, options),
+        folder=root,
         ran_for=ran_for,
     )
-    return Result(**analyse(study, records).model_dump(), folder=root)
+    return Result(**analyse(facts, records).model_dump(), folder=root)
 
 
 def compare(

@@ -18,6 +18,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from bstune.core.records import Frozen
+from bstune.recipe.recipe import resolve_device
 from bstune.study.machine import describe_machine
 from bstune.sweeps.timed import Ways, timed
 
@@ -51,7 +52,7 @@ def run(
     """
     machine = describe_machine(device, None)
     ways: Ways = {}
-    with torch.device(machine.kind):
+    with torch.device(resolve_device(device)):
         for layer, dtype in product(layers, dtypes):
             ways |= steps(layer, dtype)
     return timed(output, machine, ways, rounds, seconds)

@@ -21,7 +21,6 @@ from pandas import DataFrame, Series
 from pydantic import Field, PositiveInt
 from scipy import stats
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import InputError
 from bstune.hardware.timing import time_sizes
@@ -79,7 +78,7 @@ def run(
     command = [f"+workload={workload}", *own, *options]
     settings = {"command": command}
     composed = compose([*command, f"memory_limit={memory_limit}"])
-    project = workload_from_config(composed, command)
+    project = composed.workload()
 
     def find_largest(unit: Unit) -> dict[str, Any]:
         survey, _ = survey_once(composed.options, project)

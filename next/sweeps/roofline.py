@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import InputError
 from bstune.hardware.roofline import Roofline
@@ -54,9 +53,8 @@ def run(output: Path, *, workloads: list[str], options: list[str]) -> tuple[pd.D
 
 def surveyed(options: list[str], unit: Unit) -> dict[str, Any]:
     """Survey a workload: its roofline and the seconds of its steps."""
-    command = [f"+workload={unit['workload']}", *options]
-    composed = compose(command)
-    survey, _ = survey_once(composed.options, workload_from_config(composed, command))
+    composed = compose([f"+workload={unit['workload']}", *options])
+    survey, _ = survey_once(composed.options, composed.workload())
     if survey.roofline is None:
         raise InputError(
             f"{unit['workload']}: its survey had too little time: raise survey_seconds"

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import InputError
 from bstune.core.records import Record
 from bstune.result import Result, load
-from bstune.studied import run_study
+from bstune.run_study import run_study
 from bstune.study.once import train_once
 from bstune.system.files import StudyFolder, read_json, write_text
+from bstune.system.secrets import hide
 from bstune.system.ticker import say
 
 
@@ -28,22 +28,22 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
             the last one holds.
 
     Raises:
-        BstuneError: as by :func:`bstune.studied.run_study`, and for a study of other arguments.
+        BstuneError: as by :func:`bstune.run_study.run_study`, and for a study of other arguments.
     """
     say(f"study {name}")
     folder = output / name
     asked = output / f"{name}.json"
-    if asked.exists() and read_json(asked) != [*arguments]:
+    given = hide([*arguments])
+    if asked.exists() and read_json(asked) != given:
         raise InputError(
             f"{folder} is a study of other settings: give another output, or delete it and {asked}"
         )
-    if StudyFolder(folder).curve.exists():
+    if StudyFolder(folder).result.exists():
         return load(folder)
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
-    command = [*arguments, *where]
-    composed = compose(command)
-    write_text(asked, json.dumps([*arguments]))
-    return run_study(composed.options, workload_from_config(composed, command))
+    composed = compose([*arguments, *where])
+    write_text(asked, json.dumps(given))
+    return run_study(composed.options, composed.workload())
 
 
 def train(arguments: Sequence[str]) -> Record:
@@ -57,6 +57,5 @@ def train(arguments: Sequence[str]) -> Record:
         BstuneError: as by :func:`bstune.study.once.train_once`.
     """
     with TemporaryDirectory() as folder:
-        command = [*arguments, "workers=0", f"output={folder}"]
-        composed = compose(command)
-        return train_once(composed.options, workload_from_config(composed, command))
+        composed = compose([*arguments, "workers=0", f"output={folder}"])
+        return train_once(composed.options, composed.workload())

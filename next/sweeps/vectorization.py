@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 from pydantic import PositiveFloat, PositiveInt
 
+from bstune.recipe.recipe import resolve_device
 from bstune.study.machine import describe_machine
 from bstune.sweeps.timed import Ways, timed
 
@@ -42,7 +43,7 @@ def run(
         rounds, seconds: as of :func:`bstune.sweeps.timed.timed`.
     """
     machine = describe_machine(device, None)
-    with torch.device(machine.kind):
+    with torch.device(resolve_device(device)):
         ways = {**products(size, block), **gathers(gathered_kib)}
     return timed(output, machine, ways, rounds, seconds)
 

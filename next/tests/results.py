@@ -1,4 +1,4 @@
-"""Results and records for tests: results for the states of design.md, section 1."""
+"""Results and records for tests: results for the states that an answer can have."""
 
 from refusals import rows
 from search_records import record

@@ -8,6 +8,7 @@ from results import BEST, confirmed, critical, curve
 from search_records import QUESTION, SPACE, record
 
 from bstune.core.question import Question
+from bstune.core.records import Budget
 from bstune.study import advice
 from bstune.study.advice import for_curve, off_law, searched_range, warnings_of
 from bstune.study.plan import Plan
@@ -120,3 +121,16 @@ def test_octaves_of_a_range(changes, sizes, expected):
     records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
     found = searched_range(replace(SPACE, **changes), records)
     assert [found.octaves, found.reached, list(found.to_add)] == expected
+
+
+@cases("""
+trend | budget | options
+still falling | {seconds: 30, steps: 1} | {budget.seconds: 120.0, study: s-2}
+still falling | {steps: 100} | {budget.steps: 400, study: s-2}
+# Below the lowest rate that diverged, 0.0256; the baseline's may stay.
+diverged | {steps: 100} | {lr.high: 0.023, study: s-2}
+""")
+def test_what_may_help_where_nothing_reached(trend, budget, options):
+    diverged = [record(number, lr=lr, status="diverged") for number, lr in enumerate((0.1, 0.0256))]
+    question = replace(QUESTION, budget=Budget(**budget))
+    assert advice.remedy(replace(PLAN, question=question), "s", trend, diverged) == options

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import search_records
@@ -11,9 +12,12 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.advice import followed
-from bstune.study.analysis import Study, analyse, is_near_trials
+from bstune.study.analysis import StudyFacts, analyse, is_near_trials
+from bstune.study.commands import Commands
 from bstune.study.deadline import Deadline
+from bstune.study.machine import RECORDED
 from bstune.study.plan import Plan
+from bstune.study.prepare import OfProject
 from bstune.study.result import ResultWarning
 
 TARGET = Target("val/loss", 0.1, "min")
@@ -30,7 +34,8 @@ def study(**changes):
         "step_time": lambda batch_size: 1e-3,
     }
     plan = Plan(**(fixed | changes))
-    return Study(plan, "digits", "digits", "cpu", 1, command=str, train="{} at {}".format)
+    commands = Commands("command", str, "{} at {}".format)
+    return StudyFacts(plan, "digits", "digits", RECORDED, OfProject(), commands, Path())
 
 
 def law(batch_size):
@@ -90,11 +95,12 @@ BY_STEPS = Question(TARGET, Budget(steps=1000), "steps")
 
 
 WARNING = ResultWarning(kind="schedule", fix="return it", state="it moves 10 times")
+TOLD = OfProject(warnings=[WARNING])
 
 
 def test_switch():
     short = record(99, "search/9", 700, 2.0, 9, "out of memory")
-    result = analyse(dataclasses.replace(study(), warnings=(WARNING,)), [*SWITCH, short])
+    result = analyse(dataclasses.replace(study(), project=TOLD), [*SWITCH, short])
     assert (result.verdict, result.best.batch_size, result.baseline.batch_size) == (
         "switch",
         512,
@@ -247,7 +253,7 @@ def missed(text, status="missed"):
 @pytest.mark.parametrize("low, is_asked", [(0.1, True), (0.4, False)])
 def test_nothing_reached(low, is_asked):
     space = Space(8, 1024, low, 100.0, "sqrt", (64, 0.4))
-    plan = dataclasses.replace(study(space=space, baseline=None), warnings=(WARNING,))
+    plan = dataclasses.replace(study(space=space, baseline=None), project=TOLD)
     result = analyse(plan, [missed("100 0.9, 250 0.5, 500 0.6, 1000 nan", "diverged")])
     assert (result.verdict, result.reached, result.best.runs) == ("not yet", False, 0)
     assert (result.closest.trend, result.closest.value) == ("diverged", 0.5)
@@ -331,7 +337,8 @@ def test_without_a_baseline_the_best_is_used_of_sizes_that_tie_in_steps_the_smal
 
 def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
     question = Question(TARGET, Budget(steps=1000), schedule_ends=True)
-    ends = dataclasses.replace(study(question=question), train="{} at {} in {}".format)
+    commands = Commands("command", str, "{} at {} in {}".format)
+    ends = dataclasses.replace(study(question=question), commands=commands)
     records = []
     for one in SWITCH:
         of_baseline = one.role == "baseline" or one.repeats == 0

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from refusals import cases, refused
 
-from bstune.config import CONF, compose
+from bstune.config import CONF, compose, split
 from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import OPTION_NAMES
@@ -136,6 +136,31 @@ def test_recorded_runs():
     assert compose(["+workload=replay", "table=digits_linear"]).options.schedule_ends
 
 
+@cases("""
+command | folders
++workload=digits seed=0,1 | [outputs/digits-0, outputs/digits-1]
+# A name that is a value, too.
++workload=digits study=8 seed=8,9 | [outputs/8-8, outputs/8-9]
++workload=a,b seed=3 output=o | [o/a, o/b]
+""")
+def test_a_sweep_is_a_study_a_folder(command, folders):
+    assert list(split(command.split())) == folders
+
+
+@cases(
+    """
+command | words
++workload=digits seed=1,1 | outputs/digits-1
++workload=glob(*) | glob
++workload=digits seed=1 | seed=0,1
+""",
+    str,
+)
+def test_a_sweep_that_cannot_be_split(command, words):
+    with refused(words):
+        split(command.split())
+
+
 @cases(
     """
 command | words
@@ -146,6 +171,7 @@ command | words
 +workload=own module.depth=3 | +module.depth=VALUE
 +workload=own ~target | target is missing
 +workload=own batch_size.low=[1,2 | batch_size.low, OPTION=VALUE
++workload=own +module.token={word | module.token=***
 +workload=own --cfg hydra | cfg, hydra, job
 +workload=own --multirun | --multirun
 +workload=own --config-dir /nowhere | --config-dir, /nowhere

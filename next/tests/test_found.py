@@ -37,6 +37,7 @@ valLoss | min
 val.mAP | max
 val_f1_loss | min
 glossary | null
+neg_log_loss | null
 """)
 def test_direction_by_name(metric, mode):
     assert direction(metric) == mode

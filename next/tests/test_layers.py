@@ -1,4 +1,4 @@
-"""A module imports its own layer or lower ones (architecture, section 3)."""
+"""A module imports its own layer or lower ones."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,7 @@ LAYERS = (
     {"hardware"},
     {"study"},
     {"report", "tracking"},
-    {"config", "result", "studied", "api", "join", "own_loop"},
+    {"config", "result", "run_study", "api", "join", "own_loop"},
     {"integrations"},
     {"__main__"},
     {"sweeps"},

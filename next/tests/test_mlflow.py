@@ -9,14 +9,15 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from mlflow import MlflowClient
-from results import records, result
+from results import BEST, records, result
 
 from bstune.report.page import page
 from bstune.system.files import StudyFolder, write_text
 from bstune.tracking import view
-from bstune.tracking.mlflow import MlflowAddress, log_study, log_weights
+from bstune.tracking.mlflow import log_study, log_weights
 
-STUDY = result()
+# A further value may have the name of one of the answer's.
+STUDY = result(best=BEST.model_copy(update={"values": {"steps": 7}}))
 RECORDS = records()
 
 
@@ -40,7 +41,7 @@ def logged(made):
     """A study's folder, and what logging it returned."""
     folder = made[0] / "digits"
     files = StudyFolder(folder)
-    write_text(files.curve, STUDY.model_dump_json())
+    write_text(files.result, STUDY.model_dump_json())
     write_text(files.page, page(STUDY, RECORDS, ""))
     write_text(files.config, "data: {_target_: my.digits.Digits}\n")
     return folder, log(folder, "digits")
@@ -69,13 +70,13 @@ def test_the_study_has_a_run_with_its_answer(logged, made):
     folder, address = logged
     assert made[1] == ""  # nothing is printed
     (study,), trials = runs_of(folder, "digits")
-    assert isinstance(address, MlflowAddress)
-    assert address.url.endswith(view.page(study.info.experiment_id))
-    assert uri_of(folder) in str(address.command)
+    assert address.endswith(view.address(study.info.experiment_id))
+    assert uri_of(folder) in address
     assert (study.info.status, study.data.tags["bstune.verdict"]) == ("FINISHED", "switch")
     assert study.data.params["baseline.batch_size"] == "64"
     metrics = study.data.metrics
     assert (metrics["best/batch_size"], metrics["speedup/low"]) == (118, 2.31)
+    assert (metrics["best/steps"], study.data.params["best.values.steps"]) == (BEST.steps, "7")
     assert [one.dataset.name for one in study.inputs.dataset_inputs] == ["Digits"]
     assert len(trials) == len(RECORDS)
     client = MlflowClient(uri_of(folder))
@@ -113,12 +114,14 @@ def test_the_experiment_has_a_view_of_the_curves_of_studies(logged):
     experiment = client.get_experiment_by_name("digits")
     packed = json.loads(experiment.tags[view.NAME])["state"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
-    keys = {one.get("metricKey") for one in state["compareRunCharts"] if one["type"] == "LINE"}
+    charts = state["compareRunCharts"]
+    keys = {one["metricKey"] for one in charts if one["type"] == "LINE"}
     (study,), _ = runs_of(folder, "digits")
-    assert keys <= set(study.data.metrics)
+    # MLflow adds a chart of each metric that it has none of.
+    assert keys <= set(study.data.metrics) <= {one.get("dataAccessKey") for one in charts} | keys
     (found,) = client.search_runs([experiment.experiment_id], state["searchFilter"])
     assert found.info.run_id == study.info.run_id
-    assert view.page(experiment.experiment_id) in experiment.tags["mlflow.note.content"]
+    assert view.address(experiment.experiment_id) in experiment.tags["mlflow.note.content"]
 
 
 def test_the_trained_best_is_a_model_of_the_study(logged, tmp_path):
@@ -182,8 +185,17 @@ def test_a_study_whose_earlier_run_could_not_be_deleted_has_one_run_later(output
 def test_a_database_is_made_whole_or_not_at_all(tmp_path):
     folder = StudyFolder(tmp_path / "out")
     uri = uri_of(folder.root)
-    assert isinstance(log_study(STUDY, RECORDS[:1], folder, uri=uri, experiment=""), str)
+    log_study(STUDY, RECORDS[:1], folder, uri=uri, experiment="")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_database_is_one_warning(tmp_path):
+    (tmp_path / "link.db").symlink_to(tmp_path / "other.db")
+    for uri in ("postgresql://me:s3cret@host:port/db", f"sqlite:///{tmp_path}/link.db"):
+        warning = log_study(STUDY, RECORDS[:1], StudyFolder(tmp_path), uri=uri, experiment="none")
+        assert isinstance(warning, str)
+        assert "s3cret" not in warning
+    assert not (tmp_path / "other.db").exists()
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
@@ -197,7 +209,6 @@ def test_mlflow_that_is_down_is_one_warning_within_seconds(is_silent, tmp_path, 
             server.close()
         warning = log_study(STUDY, RECORDS[:2], StudyFolder(tmp_path), uri=uri, experiment="down")
     assert time.monotonic() - began < 10
-    assert isinstance(warning, str)
     assert "\n" not in warning
     assert "s3cret" not in warning
     assert capfd.readouterr() == ("", "")

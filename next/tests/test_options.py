@@ -15,6 +15,7 @@ from bstune.options import (
     options_from,
     space_of,
 )
+from bstune.study.machine import RECORDED
 
 GIVEN = {
     "workload": "digits",
@@ -24,7 +25,7 @@ GIVEN = {
     "baseline": (64, 0.4),
 }
 
-# The options of design.md, section 1: values that the model takes, and values that it refuses.
+# All options: values that the model takes, and values that it refuses.
 OPTIONS = rows("""
 workload study mlflow.uri | null, a | 3
 output storage data_root mlflow.experiment | a | '', null, "a\\0b"
@@ -71,7 +72,7 @@ def values(**changes):
     return nested
 
 
-def test_names_are_those_of_the_design():
+def test_all_options_are_tried():
     assert sorted(OPTION_NAMES) == sorted(" ".join(names for names, *_ in OPTIONS).split())
 
 
@@ -164,28 +165,32 @@ def test_python_mistakes(given, words):
     ],
 )
 def test_the_rates_of_a_space(changes, lr_low, lr_high):
-    space = space_of(options_from(values(**changes)), "cpu")
+    space = space_of(options_from(values(**changes)), False)
     assert (space.lr_low, space.lr_high) == pytest.approx((lr_low, lr_high))
     assert space.anchor == (64, 0.4)
 
 
 @cases("""
-changes | device | low | multiple
+changes | device | precision | low | multiple
 # Tensor cores like multiples of 8.
-{precision: bf16-mixed} | cuda | 8 | 8
-{precision: bf16-mixed} | cpu | 4 | 1
-{batch_size.multiple: 4} | cuda | 4 | 4
+{} | 2 x NVIDIA H200 | bf16-mixed | 8 | 8
+{} | NVIDIA H200 | 32-true | 4 | 1
+# Of a loop nobody tells the precision.
+{} | NVIDIA H200 | '' | 4 | 1
+{} | cpu | bf16-mixed | 4 | 1
+{batch_size.multiple: 4} | NVIDIA H200 | bf16-mixed | 4 | 4
 # Devices share each batch equally.
-{devices: 16} | cpu | 16 | 16
+{devices: 16} | cpu | 32-true | 16 | 16
 """)
-def test_the_sizes_of_a_space(changes, device, low, multiple):
-    space = space_of(options_from(values(**changes)), device)
+def test_the_sizes_of_a_space(changes, device, precision, low, multiple):
+    machine = RECORDED.model_copy(update={"device": device, "precision": precision})
+    space = space_of(options_from(values(**changes)), machine.fills_tensor_cores)
     assert (space.low, space.high, space.multiple) == (low, 1200, multiple)
 
 
 def test_without_a_baseline_a_space_needs_a_range_of_rates_and_is_anchored_in_its_middle():
     given = GIVEN | {"baseline": None, "batch_size": (4, 1024)}
     with refused("lr.low, baseline"):
-        space_of(options_from_python(**given), "cpu")
-    space = space_of(options_from_python(**given, lr=(1e-4, 1)), "cpu")
+        space_of(options_from_python(**given), False)
+    space = space_of(options_from_python(**given, lr=(1e-4, 1)), False)
     assert space.anchor == pytest.approx((64, 0.01))

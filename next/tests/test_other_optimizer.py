@@ -74,7 +74,7 @@ def warmed_cosine(step):
 
 
 COSINE = {
-    "_target_": "bstune.workloads.schedules.cosine",
+    "_target_": "bstune.workloads.schedules.warmup_then_cosine",
     "total_steps": "${trial.total_steps}",
     "warmup": 0.2,
 }

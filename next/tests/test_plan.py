@@ -14,8 +14,8 @@ from bstune.core.space import Configuration, Space
 from bstune.study.deadline import Deadline
 from bstune.study.field import field_of
 from bstune.study.machine import RECORDED
+from bstune.study.make_plan import plan_line
 from bstune.study.next_step import fatal_error, next_step
-from bstune.study.of_options import plan_line
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 
 TARGET = Target("val/loss", 0.1, "min")

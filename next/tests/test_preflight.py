@@ -19,7 +19,7 @@ from bstune.core.records import Budget, Target
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
-from bstune.study.prepare import prepared
+from bstune.study.prepare import prepare_project
 from bstune.trial.look_up import look, look_up
 from bstune.trial.preflight import FIRST_PILOT, pilot, preflight, schedules_of
 from bstune.trial.worker import InProcess
@@ -281,6 +281,18 @@ class SavesAnObject(Model):
         checkpoint["own"] = Path()
 
 
+class ReadsTraining(Model):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        schedule = {"scheduler": lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "loss"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
 class NoRate(Model):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -327,35 +339,35 @@ CosineOf10 = scheduled(fixed(lr_scheduler.CosineAnnealingLR, 10), "epoch")
 
 
 @cases("""
-module | data | options | batch_size | resumes | seeds_differ | lines
-Model | Data | {} | 1 | true | true | 0
-SeedsItself | Data | {} | 1 | true | false | 1
-HiddenState | Data | {} | 1 | false | true | 1
-HiddenByEpoch | Data | {} | 1 | false | true | 1
-SavesAnObject | Data | {} | 1 | false | true | 1
-RateByHook | Data | {} | 1 | true | true | 0
-NeedsTwo | Data | {} | 16 | true | true | 0
-Sum | Data | {} | 1 | true | true | 1
+module | data | options | resumes | lines
+Model | Data | {} | true | 0
+SeedsItself | Data | {} | true | 1
+HiddenState | Data | {} | false | 1
+HiddenByEpoch | Data | {} | false | 1
+SavesAnObject | Data | {} | false | 1
+ReadsTraining | Data | {} | false | 1
+RateByHook | Data | {} | true | 0
+NeedsTwo | Data | {} | true | 0
+Sum | Data | {} | true | 1
 # The schedule's length is of the smallest size, too.
-Steps | Eights | {} | 16 | true | true | 0
-CycleOfEpochs | Data | {} | 1 | true | true | 1
-Restarts | Data | {} | 1 | true | true | 0
-OneSize | Data | {validation_batch_size: trial} | 1 | true | true | 0
-without_rate | Data | {override_lr: true} | 1 | true | true | 0
-Model | streams | {} | 1 | true | true | 0
+Steps | Eights | {} | true | 0
+CycleOfEpochs | Data | {} | true | 1
+Restarts | Data | {} | true | 0
+OneSize | Data | {validation_batch_size: trial} | true | 0
+without_rate | Data | {override_lr: true} | true | 0
+Model | streams | {} | true | 0
 """)
-def test_preflight(module, data, options, batch_size, resumes, seeds_differ, lines):
+def test_preflight(module, data, options, resumes, lines):
     of_project = recipe(of_name(module), data=of_name(data), **options)
     checks = preflight(of_project, (1, 16, 64), 0.1, BUDGET, LOSS)
     assert checks.is_sum == (module == "Sum")
-    assert (checks.batch_size, checks.resumes) == (batch_size, resumes)
-    assert (checks.seeds_differ, len(checks.lines)) == (seeds_differ, lines)
+    assert (checks.resumes, len(checks.lines)) == (resumes, lines)
 
 
 def test_the_rule_of_a_sum():
     of_study = {"target": "val/loss <= 0.1", "baseline": (16, 0.005), "budget": 9}
     options = options_from_python(workload="own", **of_study)
-    options, _, _ = prepared(InProcess(), recipe(Sum), options, repr, None)
+    options, _, _ = prepare_project(InProcess(), recipe(Sum), options, repr, None)
     assert options.scaling == "none"
 
 

@@ -12,7 +12,7 @@ from bstune.recipe.recipe import Recipe
 from bstune.trial.preflight import pilot, preflight
 from bstune.trial.ranks import Ranks
 from bstune.trial.trial import Trial
-from bstune.trial.worker import Answer, call
+from bstune.trial.worker import Returned, call
 
 SECONDS = 60.0
 
@@ -58,7 +58,7 @@ def run(folder, build, devices, max_steps, earlier=None, resumes=False, until=No
 def test_two_processes_train_as_one(ranks, tmp_path):
     def together(*args):
         outcome = call(ranks, run, tmp_path, Model, 2, *args, limit=SECONDS)
-        assert isinstance(outcome, Answer), outcome
+        assert isinstance(outcome, Returned), outcome
         return outcome.value
 
     weights, record = together(60)
@@ -78,15 +78,15 @@ def test_two_processes_agree_on_what_they_check(ranks):
     recipe = Recipe(lambda trial: Model(trial.lr), lambda trial: Data(), device="cpu", devices=2)
     target = Target("val/loss", None, "min")
     checks = call(ranks, preflight, recipe, (2, 16, 64), 0.1, None, target, limit=SECONDS)
-    assert isinstance(checks, Answer), checks
+    assert isinstance(checks, Returned), checks
     assert checks.value.resumes
     piloted = call(ranks, pilot, recipe, 16, 0.1, 0.5, target, None, limit=SECONDS)
-    assert isinstance(piloted, Answer), piloted
+    assert isinstance(piloted, Returned), piloted
     assert piloted.value.history
 
 
 def test_one_that_fails_ends_all_and_others_begin(ranks, tmp_path):
     for build, words in ((FailsInOne, "ValueError: only here"), (DiesInOne, "status 7")):
         outcome = call(ranks, run, tmp_path, build, 2, 60, limit=SECONDS)
-        reason = outcome.value[1].message if isinstance(outcome, Answer) else outcome.reason
+        reason = outcome.value[1].message if isinstance(outcome, Returned) else outcome.reason
         assert words in reason

@@ -35,7 +35,7 @@ root: /data, size: 8
 module: {_target_: builtins.dict, a: '${.inner.lr}', x: ['${trial.lr}', '${trial.seed}'], \
 inner: {_target_: builtins.dict, lr: '${trial.lr}', w: '${width}'}} | \
 a: 0.25, x: [0.25, 3], inner: {lr: 0.25, w: 7}
-trainer: {a: '${trial.max_steps}', b: [{_target_: builtins.int}]} | a: 50, b: [0]
+trainer: {a: '${trial.total_steps}', b: [{_target_: builtins.int}]} | a: 100, b: [0]
 """,
     str,
 )
@@ -54,7 +54,8 @@ parts | words
 module: null | module, _target_
 algorithm: {lr: 1} | algorithm._target_
 data: {_target_: a.B, x: '${nope}'} | data.x, nope
-data: {_target_: a.B, x: '${trial.steps}'} | data.x, trial.steps
+# Where a run stops is no end of a schedule.
+data: {_target_: a.B, x: '${trial.max_steps}'} | data.x, trial.max_steps, total_steps
 trainer: {x: '${oc.env:BSTUNE_NOPE}'} | trainer.x, BSTUNE_NOPE
 """,
     str,
@@ -117,6 +118,8 @@ def of(module=Net, data=Data, **further):
         Spelled,
         lambda trial: Wide(3, trial.lr),
         lambda lr, batch_size, total_steps: Net(lr if (batch_size, total_steps) == (8, 100) else 0),
+        # Where a run stops is no end of a schedule.
+        lambda lr, max_steps=7: Net(lr if max_steps == 7 else 0),
     ],
 )
 def test_modules(module):

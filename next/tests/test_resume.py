@@ -213,8 +213,9 @@ SETTINGS = {
     "bf16-mixed": {"precision": "bf16-mixed"},
     "literal rate": {"override_lr": True},
 }
-# What neither a checkpoint nor Lightning keeps. The mean loss of an epoch misses its first part,
-# which changes no decision of these schedules, and all of it where the stop is the epoch's end.
+# What neither a checkpoint nor Lightning keeps; the preflight sees it, so that such trials start
+# afresh. The mean loss of an epoch misses its first part, which changes no decision of these
+# schedules, and all of it where the stop is the epoch's end.
 DIFFER = {
     ("plateau on training", 16): 25,
     ("plateau on training", 130): 12,

@@ -11,14 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+from refusals import refused
+from test_files import make_link, make_pipe
 
 import bstune
-from bstune.core.errors import InputError
+from bstune.core.errors import InputError, StudyError
 from bstune.trial.by_value import users_modules
 from bstune.trial.worker import (
     TELL_WHERE,
-    Answer,
     Failure,
+    Returned,
     Worker,
     listen,
     tell_progress,
@@ -35,6 +37,15 @@ def worker(tmp_path_factory):
     preload = ("bstune.trial.lightning",)
     with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=preload) as worker:
         yield worker
+
+
+@pytest.mark.parametrize("make", [make_link, make_pipe])
+def test_a_log_is_a_file(tmp_path, make):
+    (tmp_path / "other").touch()
+    make(tmp_path / "log", tmp_path / "other")
+    with refused("log", StudyError):
+        Worker(tmp_path / "log").start()
+    assert not (tmp_path / "other").read_text()
 
 
 def outcome_of(worker, function, *args):
@@ -106,7 +117,7 @@ def test_a_failure_is_an_outcome_and_the_next_function_is_called(worker, case):
     assert isinstance(failure, Failure)
     assert re.fullmatch(reason, failure.reason)
     assert failure.refusal is None
-    assert outcome_of(worker, pow, 2, 10) == Answer(1024)
+    assert outcome_of(worker, pow, 2, 10) == Returned(1024)
 
 
 def about_itself():
@@ -131,7 +142,7 @@ def test_a_process_that_died_between_two_functions_is_no_outcome(worker):
     os.kill(pid, signal.SIGKILL)
     assert is_gone(pid)
     time.sleep(0.2)  # the template tells of it
-    assert outcome_of(worker, pow, 2, 3) == Answer(8)
+    assert outcome_of(worker, pow, 2, 3) == Returned(8)
 
 
 def hangs():
@@ -153,11 +164,11 @@ def test_what_hangs_is_killed_and_told_with_its_place(worker, function):
     pid = outcome_of(worker, os.getpid).value
     worker.submit(function)
     assert worker.poll(0.5) is None
-    worker.kill("it took too long")
+    worker.kill(0.5)
     line = function.__code__.co_firstlineno + 1
-    assert worker.poll(1.0) == Failure(f"it took too long (test_worker.py:{line})")
+    assert worker.poll(1.0).reason.endswith(f"(test_worker.py:{line})")
     assert is_gone(pid)
-    assert outcome_of(worker, pow, 2, 3) == Answer(8)
+    assert outcome_of(worker, pow, 2, 3) == Returned(8)
 
 
 def works(seconds):
@@ -229,7 +240,7 @@ def test_what_main_defines_is_sent_to_a_loaders_process_and_back(tmp_path, metho
     answer = subprocess.run(
         [sys.executable, "train.py", method], cwd=tmp_path, env=OWN_PATH, capture_output=True
     )
-    assert answer.stdout.decode().strip() == f"Answer(value=({method!r}, True, 42))"
+    assert answer.stdout.decode().strip() == f"Returned(value=({method!r}, True, 42))"
 
 
 def test_a_module_that_runs_the_study_as_it_is_imported_is_not_imported_in_the_worker(

@@ -58,7 +58,8 @@ class TrainingClock:
 
         Args:
             steps: of the segment.
-            timed: those that ran since its start; the others took as long each. None: all.
+            timed: those that ran since its start; the others took as long each, and without one the
+                segment has no time. None: all.
         """
         if self._began is None:
             return
@@ -68,8 +69,9 @@ class TrainingClock:
         elapsed = now - began
         running = max(elapsed - (waited - waited_before), LEAST_RUNNING * elapsed)
         self._began = None
-        if steps > 0:
-            self.segments.append((steps, running * steps / (timed or steps)))
+        timed = steps if timed is None else timed
+        if timed > 0:
+            self.segments.append((steps, running * steps / timed))
 
     def _read(self) -> tuple[float, float]:
         """The time, and the waits up to it: a wait between the two readings reads both again."""

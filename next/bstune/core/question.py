@@ -1,6 +1,7 @@
-"""The one question of a study: what is minimised, what a trial costs, and the answer's words.
+"""The one question of a study: what is minimised, and what a trial costs.
 
-Nothing else reads the name of the objective: what it needs to know of it is here.
+Here and in :mod:`bstune.options` alone the name of the objective decides anything;
+``report/answer.py`` looks up its rows and words by it.
 """
 
 import math
@@ -12,43 +13,6 @@ from bstune.core.records import Budget, StepTime, Target
 Objective = Literal["time", "steps", "curve", "metric"]
 # A budget of seconds ends at the step that is this near its end: a quotient may be rounded.
 FOR_ROUNDING = 1.0 + 1e-9
-
-
-@dataclass(frozen=True)
-class Wording:
-    """How the answer to an objective is written.
-
-    Args:
-        rows: its labels in their order; one that has nothing to say is absent. The first line, the
-            verdict, stands above them.
-        least: what is sought.
-        verb, better, than: of a comparison with the baseline.
-        that_ends: what a trial does that comes to the question's end.
-    """
-
-    rows: tuple[str, ...]
-    least: str = ""
-    verb: str = ""
-    better: str = ""
-    than: str = ""
-    that_ends: str = "that reaches the target"
-
-
-WORDINGS: dict[Objective, Wording] = {
-    "time": Wording(
-        ("Best", "Time", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
-        "the least time to the target", "is", "as fast", "as",
-    ),
-    "steps": Wording(
-        ("Best", "Steps", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
-        "the fewest steps to the target", "takes", "fewer steps", "than",
-    ),
-    "curve": Wording(("Range", "Rates", "Easier", "Warning", "Next")),
-    "metric": Wording(
-        ("Best", "Budget", "Also good", "Warning", "Next", "Train"),
-        that_ends="that trains to its budget's end",
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,6 +61,11 @@ class Question:
         if self.seeks_metric:
             return self.target.metric
         return f"{'steps' if self.counts_steps else 'seconds'} to {self.target}"
+
+    @property
+    def that_ends(self) -> str:
+        """What a trial does that comes to its end, such as "that reaches the target"."""
+        return "that trains to its budget's end" if self.seeks_metric else "that reaches the target"
 
     @property
     def seeks_best(self) -> bool:

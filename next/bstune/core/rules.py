@@ -4,40 +4,54 @@ A rule is the prior mean of lr*(B) in the search, never a constraint.
 """
 
 import math
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from bstune.core.errors import InputError
 
-Rule = Literal["none", "sqrt", "linear", "saturating", "surge"]
-# The power of B that a rule is; the other rules turn at the noise scale.
-EXPONENTS: dict[str, float] = {
-    "none": 0.0,
-    "sqrt": 0.5,  # Krizhevsky 2014 (arXiv 1404.5997); Malladi et al. 2022 (2205.10287) for Adam
-    "linear": 1.0,  # Goyal et al. 2017 (arXiv 1706.02677)
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """A rule, by its formula.
+
+    Args:
+        rate: lr(B), up to a constant, at batch sizes B and noise scales B_noise, both in examples,
+            numbers or arrays.
+        turns: whether it turns at B_noise; a power of B does not.
+    """
+
+    rate: Callable[[Any, Any], Any]
+    turns: bool = False
+
+
+RULES = {
+    "none": ScalingRule(lambda b, b_noise: b**0.0),
+    # Krizhevsky 2014 (arXiv 1404.5997); Malladi et al. 2022 (arXiv 2205.10287) for Adam.
+    "sqrt": ScalingRule(lambda b, b_noise: b**0.5),
+    # Goyal et al. 2017 (arXiv 1706.02677).
+    "linear": ScalingRule(lambda b, b_noise: b),
+    # McCandlish et al. 2018 (arXiv 1812.06162), eq. 2.6.
+    "saturating": ScalingRule(lambda b, b_noise: 1.0 / (1.0 + b_noise / b), turns=True),
+    # Li et al. 2024 (arXiv 2405.14578), for Adam.
+    "surge": ScalingRule(
+        lambda b, b_noise: 1.0 / ((b_noise / b) ** 0.5 + (b / b_noise) ** 0.5), turns=True
+    ),
 }
 # Of optimizers other than SGD, and where the optimizer is not known.
-DEFAULT_RULE: Rule = "sqrt"
+DEFAULT_RULE = "sqrt"
+
+# The name of one of them.
+if TYPE_CHECKING:
+    Rule = str
+else:
+    Rule = Literal[tuple(RULES)]
 
 
-def needs_noise_scale(rule: str) -> bool:
-    """Whether a rule turns at a noise scale; InputError for an unknown one."""
-    if rule not in get_args(Rule):
-        raise InputError(f"scaling must be one of {', '.join(get_args(Rule))}, but got {rule!r}")
-    return rule not in EXPONENTS
-
-
-def divisor(rule: str, ratio: Any) -> Any:
-    """What divides a rule's highest rate, up to a constant, at B_noise/B, numbers or arrays.
-
-    ``saturating`` is lr_max/(1 + B_noise/B) (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.6),
-    ``surge`` lr_max/(1/2 (sqrt(B_noise/B) + sqrt(B/B_noise))) (Li et al. 2024, arXiv 2405.14578).
-    The others are powers of B, at any noise scale.
-    """
-    if rule == "saturating":
-        return 1.0 + ratio
-    if rule == "surge":
-        return ratio**0.5 + ratio**-0.5
-    return ratio ** EXPONENTS[rule]
+def growth(rule: str, batch_size: Any, baseline: Any, noise_scale: Any) -> Any:
+    """lr(B)/lr(B0) by the rule of a name; sizes in examples, numbers or arrays."""
+    rate = RULES[rule].rate
+    return rate(batch_size, noise_scale) / rate(baseline, noise_scale)
 
 
 def lr_of(
@@ -55,16 +69,18 @@ def lr_of(
     0.2
 
     Args:
-        rule: ``none``, ``sqrt``, ``linear``, ``saturating`` or ``surge``.
+        rule: a name of :data:`RULES`.
         batch_size: B, in examples.
         baseline: (B0, lr0).
-        noise_scale: B_noise, in examples, at which ``saturating`` and ``surge`` turn; the critical
-            batch size stands for it.
+        noise_scale: B_noise, in examples, which a rule that turns needs; the critical batch size
+            stands for it.
 
     Raises:
         InputError: for an unknown rule, a noise scale that is missing, and what is not positive.
     """
-    if needs_noise_scale(rule) and noise_scale is None:
+    if rule not in RULES:
+        raise InputError(f"scaling must be one of {', '.join(RULES)}, but got {rule!r}")
+    if RULES[rule].turns and noise_scale is None:
         raise InputError(
             f"noise_scale is missing: scaling={rule} turns at it; give it in examples, or the "
             f"critical batch size in its place"
@@ -79,8 +95,7 @@ def lr_of(
     size_today = _positive("baseline's batch size", baseline_batch_size)
     lr_today = _positive("baseline's lr", baseline_lr)
     noise = 1.0 if noise_scale is None else _positive("noise_scale", noise_scale)
-    at_baseline = divisor(rule, noise / size_today)
-    return float(lr_today * at_baseline / divisor(rule, noise / size))
+    return float(lr_today * growth(rule, size, size_today, noise))
 
 
 def _positive(name: str, value: Any) -> float:
@@ -97,21 +112,22 @@ def _positive(name: str, value: Any) -> float:
 def allowed_rules(
     exponent_low: float,
     exponent_high: float,
-    batch_sizes: tuple[float, float] | None = None,
-    noise_scale: float | None = None,
+    batch_sizes: tuple[float, float],
+    noise_scale: float | None,
 ) -> tuple[str, ...]:
     """The rules that an interval of lr*(B)'s exponent allows, both ends included.
 
     Args:
         exponent_low, exponent_high: of the exponent over ``batch_sizes``.
-        batch_sizes: the smallest and the largest. ``saturating`` and ``surge`` are no powers: what
-            counts is their slope between these.
-        noise_scale: at which they turn; without it, or one batch size alone, they are left out.
+        batch_sizes: a smaller and a larger one; of a rule its slope between them counts.
+        noise_scale: of the rules that turn; without it they are left out.
     """
-    slopes = dict(EXPONENTS)
-    if batch_sizes is not None and noise_scale is not None and batch_sizes[0] < batch_sizes[1]:
-        low, high = batch_sizes
-        for rule in ("saturating", "surge"):
-            growth = lr_of(rule, high, (low, 1.0), noise_scale)
-            slopes[rule] = math.log(growth) / math.log(high / low)
-    return tuple(rule for rule, slope in slopes.items() if exponent_low <= slope <= exponent_high)
+    low, high = batch_sizes
+    allowed = []
+    for name, rule in RULES.items():
+        if rule.turns and noise_scale is None:
+            continue
+        slope = math.log(growth(name, high, low, noise_scale), high / low)
+        if exponent_low <= slope <= exponent_high:
+            allowed.append(name)
+    return tuple(allowed)

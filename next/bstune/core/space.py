@@ -100,9 +100,8 @@ class Space:
         low, high: batch sizes, both included.
         multiple: batch sizes are snapped to it; ``low`` and ``high`` are multiples.
         lr_low, lr_high: learning rates, both included.
-        rule: a name of :data:`bstune.core.rules.Rule`.
+        rule: a name of :data:`bstune.core.rules.RULES`.
         anchor: batch size and rate that the rule goes through: the baseline, where there is one.
-        noise_scale: at which some rules turn, in examples; None: at the critical batch size.
         tunables: the further values that are searched.
     """
 
@@ -113,12 +112,11 @@ class Space:
     rule: str
     anchor: tuple[float, float]
     multiple: int = 1
-    noise_scale: float | None = None
     tunables: tuple[Tunable, ...] = ()
 
     def rule_lr(self, batch_size: float) -> float:
-        """The scaling rule's learning rate; a noise scale that is not known is the middle's."""
-        return lr_of(self.rule, batch_size, self.anchor, self.noise_scale or 2.0**self.middle)
+        """The scaling rule's learning rate; one that turns does in the middle of the range."""
+        return lr_of(self.rule, batch_size, self.anchor, noise_scale=2.0**self.middle)
 
     def snap(self, batch_size: float) -> int:
         """The nearest batch size that is allowed."""

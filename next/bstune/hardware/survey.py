@@ -5,7 +5,6 @@ It is measured in the worker, once for a machine, a workload's code and its vers
 """
 
 import hashlib
-import importlib
 import inspect
 import json
 import math
@@ -28,7 +27,7 @@ from bstune.hardware.roofline import Line, Roofline
 from bstune.recipe.recipe import Recipe
 from bstune.system.failures import is_users
 from bstune.system.files import read_text, write_text
-from bstune.trial.worker import Answer, Failure, Worker, call
+from bstune.trial.worker import Failure, Returned, Worker, call
 
 # Batch sizes that are timed at most; there is one more than octaves, if these are fewer.
 LADDER = 6
@@ -222,9 +221,9 @@ class _Measurement:
         """Seconds since the survey began."""
         return time.monotonic() - self._began
 
-    def _ask(self, name: str, sizes: object, *more: object) -> Answer | Failure:
-        args = name, self.recipe, sizes, self.baseline, self.steps, *more
-        return call(self.worker, _in_worker, *args, limit=self.patience)
+    def _ask(self, timing: Callable[..., Any], sizes: object, *more: object) -> Returned | Failure:
+        args = self.recipe, sizes, self.baseline, self.steps, *more
+        return call(self.worker, timing, *args, limit=self.patience)
 
     def end_process(self) -> None:
         """Let the worker's next function run in a fresh process."""
@@ -234,7 +233,7 @@ class _Measurement:
         """Probe memory at a batch size."""
         self.end_process()
         start = self.passed
-        outcome = self._ask("probe_memory", size, self.memory_limit)
+        outcome = self._ask(_probe_memory, size, self.memory_limit)
         if isinstance(outcome, Failure):
             if outcome.refusal is not None:
                 raise outcome.refusal
@@ -263,7 +262,7 @@ class _Measurement:
         """
         of_baseline = max(LEAST_VISITS_SECONDS, self.steps * step)
         left = min(VISITS_SHARE * self.seconds - self.passed, of_baseline)
-        outcome = self._ask("time_sizes", sizes, left)
+        outcome = self._ask(_time_sizes, sizes, left)
         if isinstance(outcome, Failure):
             if outcome.refusal is not None:
                 raise outcome.refusal
@@ -278,16 +277,30 @@ class _Measurement:
         """
         if not sizes or self.passed >= VISITS_SHARE * self.seconds:
             return None
-        outcome = self._ask("measure_roofline", (sizes[0], sizes[-1]))
+        outcome = self._ask(_measure_roofline, (sizes[0], sizes[-1]))
         if isinstance(outcome, Failure):
             return None
         roofline: Roofline | None = outcome.value
         return roofline
 
 
-def _in_worker(name: str, *args: Any) -> Any:
-    """Call a function of the module that imports torch, which this process does not."""
-    return getattr(importlib.import_module("bstune.hardware.timing"), name)(*args)
+# The worker calls these: what they import imports torch.
+def _probe_memory(*arguments: Any) -> Probe:
+    from bstune.hardware.timing import probe_memory
+
+    return probe_memory(*arguments)
+
+
+def _time_sizes(*arguments: Any) -> Timed:
+    from bstune.hardware.timing import time_sizes
+
+    return time_sizes(*arguments)
+
+
+def _measure_roofline(*arguments: Any) -> Roofline | None:
+    from bstune.hardware.timing import measure_roofline
+
+    return measure_roofline(*arguments)
 
 
 def _timing(batch_size: int, visits: list[float]) -> Timing:

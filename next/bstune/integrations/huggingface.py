@@ -22,14 +22,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from bstune.core.clock import TrainingClock
 from bstune.core.errors import InputError
-from bstune.core.evaluation_schedule import next_evaluation
 from bstune.system.files import discard
-from bstune.trial.batches import rng_state, set_rng_state
+from bstune.trial.evaluations import Evaluations
 from bstune.trial.trial import BatchSizeRefused, Trial, check_batch_size
 
 
@@ -83,18 +80,6 @@ class StopAtTarget(TrainerCallback):  # type: ignore[misc]
         self._examples = examples
         self._is_due = False
         self._is_saving = False
-        # The evaluations of the schedule: those that were made as a trial stopped are none.
-        self._on_schedule: list[tuple[int, float | None]] = []
-        for step, value in trial.history:
-            if step >= self._due():
-                self._on_schedule.append((step, value))
-
-    def _due(self) -> int:
-        trial = self.trial
-        first = trial.spec.first_evaluation
-        return next_evaluation(
-            self._on_schedule, trial.target, trial.batch_size, self._examples, first
-        )
 
     def on_train_begin(
         self,
@@ -128,25 +113,21 @@ class StopAtTarget(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
         # The loader of the training is made already.
         args.dataloader_drop_last = False
-        on_cuda = args.device.type == "cuda"
-        self._clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
-        self._begin_segment(state)
-
-    def _begin_segment(self, state: TrainerState) -> None:
-        self._first_step = state.global_step
-        self._next = self._due()
-        self._clock.start()
+        self._evaluations = Evaluations(trial)
+        self._evaluations.begin(state.global_step, self._examples, args.device.type == "cuda")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Let the Trainer evaluate where an evaluation is due."""
         step = state.global_step
-        self._is_due = step >= min(self._next, self.trial.max_steps) or self.trial.is_late
+        due = min(self._evaluations.due, self.trial.max_steps)
+        self._is_due = step >= due or self.trial.is_late
         if self._is_due:
-            self._clock.stop(step - self._first_step)
-            self._random = rng_state()
+            self._evaluations.pause(step)
             control.should_evaluate = True
+        else:
+            self._evaluations.step(step)
 
     def on_evaluate(
         self,
@@ -160,18 +141,14 @@ class StopAtTarget(TrainerCallback):  # type: ignore[misc]
         if not self._is_due:
             return
         self._is_due = False
-        # The training goes on as if there had been no evaluation.
-        set_rng_state(self._random)
         step, name = state.global_step, self.trial.target.metric
         if name not in metrics:
             raise InputError(
                 f"the target's metric is {name!r}, but the Trainer evaluates {', '.join(metrics)}"
             )
-        goes_on = self.trial.report(step, metrics[name], seconds=self._clock.seconds)
-        if step >= self._next:
-            self._on_schedule.append((step, metrics[name]))
-        if goes_on:
-            self._begin_segment(state)
+        is_scheduled = step >= self._evaluations.due
+        if self._evaluations.report(step, metrics[name], is_scheduled):
+            self._evaluations.go_on(step)
             return
         control.should_training_stop = True
         control.should_save = self._is_saving = self.trial.worth_saving

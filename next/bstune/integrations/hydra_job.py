@@ -1,8 +1,11 @@
-"""What runs in the process of a Hydra job; it imports nothing."""
+"""What a Hydra job takes of its trial, and what runs in its process; it imports nothing."""
 
 import time
 from collections.abc import Callable
 from typing import Any
+
+# What each trial has that an application may take, under a key of its own.
+TAKEN = ("batch_size", "lr", "seed", "max_steps", "resume_from", "save_to")
 
 
 def timed(task: Callable[[Any], Any], config: Any) -> tuple[Any, float]:

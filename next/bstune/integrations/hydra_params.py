@@ -28,13 +28,12 @@ from bstune.config import options_from_python
 from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.core.space import Number
+from bstune.integrations.hydra_job import TAKEN
 from bstune.options import Options
 from bstune.own_loop import refuse_training
 from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
-# What each trial has that an application may take.
-TAKEN = ("batch_size", "lr", "seed", "max_steps", "resume_from", "save_to")
 # The last names of keys that are taken for these, unless hydra.sweeper names others.
 LAST_NAMES = {"batch_size": "(train_)?batch_size", "lr": "lr|learning_rate"}
 RANGES = {"batch_size": "range(8,1024)", "lr": "tag(log,interval(0.0001,1))"}

@@ -19,16 +19,18 @@ from bstune.core.question import Question
 from bstune.integrations.hydra_params import Application, read_sweep, renamed
 from bstune.options import Options
 from bstune.own_loop import driven
+from bstune.report.answer import files_row
 from bstune.result import Result, load
+from bstune.study.commands import Commands, application_command
 from bstune.study.loop import AskedTrial
-from bstune.study.workload import application_command
 from bstune.system.files import write_text
 from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide, hide_in_error
 from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from hydra_plugins.bstune_sweeper import BstuneSweeper
+    from bstune.integrations.hydra_plugins.bstune_sweeper import BstuneSweeper
 
 MULTIRUN = ("-m", "--multirun")
 
@@ -45,7 +47,7 @@ def sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
             _sweep(sweeper, arguments)
     except BstuneError as error:
         if sweeper.given.get("debug"):
-            traceback.print_exc()
+            print(hide_in_error(traceback.format_exc()), file=sys.stderr)
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)
 
@@ -61,17 +63,22 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     if "seed" not in application.keys:
         say("jobs take no seed, so that new seeds only run them again; hydra.sweeper.seed=KEY")
     settings = {"training": "a Hydra application", "overrides": list(application.fixed)}
-    command = partial(_study_command, application, options)
-    train_command = partial(_training_command, application)
-    with closing(driven(options, settings, command, train_command, jobs)) as batches:
+    commands = Commands(
+        "application",
+        study=partial(_study_command, application, options),
+        train=partial(_training_command, application),
+    )
+    with closing(driven(options, settings, commands, jobs)) as batches:
         folder = Path(config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(config, folder / "multirun.yaml")
+        # As Hydra's own sweeper does, but for secrets.
+        written = hide(OmegaConf.to_container(config, enum_to_str=True))
+        write_text(folder / "multirun.yaml", yaml.safe_dump(written, sort_keys=False))
         for batch in batches:
             _run(batch, application, sweeper.launcher, options.budget.is_whole_run)
     result = load(options.output)
     print(result)
-    print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
+    print(f"\n{files_row(result.folder)}")
     _write_best(result, application, folder / "optimization_results.yaml")
 
 

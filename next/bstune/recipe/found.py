@@ -92,7 +92,10 @@ def direction(metric: str) -> Mode | None:
     ('min', 'max', None)
     """
     # "val_error_of_r2" ends with what it is: the last word counts.
-    for word in reversed(re.split(r"[^A-Za-z0-9]+", metric)):
+    words = re.split(r"[^A-Za-z0-9]+", metric)
+    if "neg" in words:
+        return None
+    for word in reversed(words):
         # "valAcc" is two words, "mAP" is one.
         for part in (word, *reversed(re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", word))):
             if part.lower() in FALL or part.lower().endswith("loss"):

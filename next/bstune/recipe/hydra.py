@@ -11,9 +11,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
-from bstune.options import Options
+from bstune.options import RATES, TRIAL_VALUES, Options
 from bstune.recipe.recipe import (
-    RATES,
     Recipe,
     TrialSettings,
     resolve_device,
@@ -25,8 +24,6 @@ from bstune.recipe.recipe import (
 NODES = ("data", "module", "trainer", "algorithm", "schedule")
 # Those that need an argument more: parameters, or an optimizer.
 PARTIAL = ("algorithm", "schedule")
-# What a node may refer to as ${trial.NAME}.
-TRIAL_VALUES = ("batch_size", "lr", "seed", "max_steps", "total_steps")
 # Stands for a value that the trial does not have.
 LEFT_OUT = "<the argument's default>"
 # Hydra 1.4 warns of a target that nobody has allowed; a config is trusted here as code is.
@@ -64,11 +61,11 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         trainer=partial(build, parts, keys, "trainer", ()),
         data_follows=nodes["data"] != of_size["data"],
         own_values=partial(own_values, parts, keys, tuned),
-        **of_options(options, parts, keys),
+        **recipe_arguments(options, parts, keys),
     )
 
 
-def of_options(
+def recipe_arguments(
     options: Options, parts: dict[str, Any] | None = None, keys: "Keys | None" = None
 ) -> dict[str, Any]:
     """The arguments of a :class:`Recipe` that options alone decide.
@@ -155,7 +152,10 @@ def resolved(
     try:
         nodes: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise InputError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+        message = str(error).splitlines()[0]
+        if "'trial." in message:
+            message += f"; a trial has {', '.join(values)}"
+        raise InputError(f"{error.full_key}: {message}") from error
     return {key: _without_left_out(nodes.get(key)) for key in NODES}
 
 

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from bstune.core.errors import InputError
-from bstune.options import Options
-from bstune.recipe.hydra import of_options
+from bstune.options import RATES, Options
+from bstune.recipe.hydra import recipe_arguments
 from bstune.recipe.recipe import (
     OF_TRAINER,
     PACKAGES,
-    RATES,
     Recipe,
     TrialSettings,
     value_of_today,
@@ -103,10 +102,10 @@ def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
     read, trainer = [], dict[str, Any]()
     for path in file.files:
         sections = read_yaml(Path(path))
-        section = (sections.get("trainer") or {}) if isinstance(sections, dict) else None
-        if not isinstance(section, dict):
+        of_trainer = sections.get("trainer") or {} if isinstance(sections, dict) else None
+        if not isinstance(of_trainer, dict):
             raise InputError(f"{path} is no file of LightningCLI, with model, data and trainer")
-        trainer |= section
+        trainer |= of_trainer
         read.append(sections)
     overrides = dict(override.removeprefix("--").split("=", 1) for override in file.overrides)
     options = {}
@@ -132,7 +131,7 @@ def recipe_of_file(file: CliFile, options: Options) -> Recipe:
         trainer=built.trainer,
         data_follows=True,
         own_values=built.own_values,
-        **of_options(options),
+        **recipe_arguments(options),
     )
 
 

@@ -8,12 +8,9 @@ from typing import Any
 from torch import nn
 
 from bstune.core.errors import InputError
-from bstune.options import Options
-from bstune.recipe.hydra import of_options
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings, value_of_today
-
-# Arguments that are the trial's value of the same name.
-TRIAL_VALUES = ("batch_size", "seed", "max_steps", "total_steps")
+from bstune.options import RATES, TRIAL_VALUES, Options
+from bstune.recipe.hydra import recipe_arguments
+from bstune.recipe.recipe import Recipe, TrialSettings, value_of_today
 
 
 def recipe_of_project(
@@ -25,8 +22,8 @@ def recipe_of_project(
         module: a LightningModule's class, or a function that makes one, with an argument ``lr`` or
             ``learning_rate``; or a function of the trial, ``lambda trial: Net(trial.lr, width=8)``;
             with ``override_lr`` also one that gets no rate.
-            Arguments called ``batch_size``, ``seed``, ``max_steps``, ``total_steps``, or as a value
-            that is tuned, get the trial's values, too.
+            Arguments called ``batch_size``, ``seed``, ``total_steps``, or as a value that is tuned,
+            get the trial's values, too.
         data: a LightningDataModule or its class, a pair of a train and a validation loader, or a
             function that makes one of these, which takes arguments as ``module`` does.
         options: of the study.
@@ -61,7 +58,7 @@ def recipe_of_project(
         # A function of the trial has one argument of another name.
         data_follows="batch_size" in of_data or bool(others),
         own_values=partial(dict, _own_values(parts, usual, left)),
-        **of_options(options),
+        **recipe_arguments(options),
     )
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 # Both are Lightning.
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-# Names of the argument of a module that is the learning rate.
-RATES = ("lr", "learning_rate")
 # Arguments of the Trainer that are options here.
 OF_TRAINER = {"precision": "precision", "accelerator": "device", "devices": "devices"}
 
@@ -31,8 +29,6 @@ class TrialSettings(Protocol):
     seed: int
     first_step: int
     """The steps of the trial that it resumes."""
-    max_steps: int
-    """The step at which this run stops."""
     total_steps: int
     """The step at which its schedule ends."""
     is_building: bool
@@ -56,7 +52,6 @@ def settings_of(
         values=values or {},
         seed=seed,
         first_step=0,
-        max_steps=steps,
         total_steps=steps,
     )
     return trial  # type: ignore[no-any-return]

@@ -1,43 +1,42 @@
 """The answer in words: typed rows, the verdict first, and their text for a terminal.
 
 Rows only write what a result states. A value stands in one row alone, and a row that has nothing to
-say is absent.
+say is absent. ``WORDINGS``, at the end, has the rows of each objective.
 """
 
+import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from bstune.core.question import WORDINGS
+from bstune.core.question import Objective
+from bstune.core.records import Record
 from bstune.core.space import Configuration
-from bstune.study.result import Confirmed, Critical, Speedup, StudyResult
+from bstune.study.result import Confirmed, Critical, Phases, Speedup, StudyResult
 from bstune.system import console
+from bstune.system.files import StudyFolder
 
 # The most warnings of an answer; the page has all.
 MOST_WARNINGS = 2
+# The phase that row Took leaves out where it took less than a second.
+PREPARATION = "survey and preflight"
 # How the baseline's median run ended, where it did not reach the target.
 BASELINE_ENDS = {
     "budget": "did not reach the target in its whole budget",
     "stopped": "bstune stopped before the target",
     "failed": "failed",
 }
-# Where nothing reached the target: what to do about what most trials did.
-FIXES = {
-    "diverged": "search lower learning rates",
-    "still falling": "raise the budget",
-    "flat": "choose an easier target",
-    "stopped early": "run more trials",
-    "failed": "mend the error",
+# Where nothing reached the target: what most trials did, and what to do about it.
+TRENDS = {
+    "diverged": ("most trials diverged", "search lower learning rates"),
+    "still falling": ("most trials were still falling", "raise the budget"),
+    "flat": ("most trials were flat at their end", "choose an easier target"),
+    "stopped early": ("most trials were stopped long before the budget", "run more trials"),
+    "failed": ("most trials failed", "mend the error"),
 }
 LEAST = {"min": "lowest", "max": "highest"}
-TRENDS = {
-    "diverged": "most trials diverged",
-    "still falling": "most trials were still falling",
-    "flat": "most trials were flat at their end",
-    "stopped early": "most trials were stopped long before the budget",
-    "failed": "most trials failed",
-}
 
 
 @dataclass(frozen=True)
@@ -47,27 +46,37 @@ class Row:
     label: str
     text: str
 
+    def __str__(self) -> str:
+        return console.wrap(self.label, self.text)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How the answer to an objective is written.
+
+    Args:
+        rows: those between its first line and its warnings, in their order: a label, and what
+            writes the text, or None where there is nothing to say.
+        least: what is sought.
+        verb, better, than: of a comparison with the baseline.
+        steps_first: steps stand before seconds.
+    """
+
+    rows: Mapping[str, Callable[[StudyResult], str | None]]
+    least: str = ""
+    verb: str = ""
+    better: str = ""
+    than: str = ""
+    steps_first: bool = False
+
 
 def answer(result: StudyResult) -> tuple[Row, ...]:
-    """Write an answer's rows: the verdict, then those that the question names, in its order."""
-    texts = {
-        "Best": _best(result),
-        "Time": _with_faster(result),
-        "Steps": _with_faster(result),
-        "Budget": _budget(result),
-        "Range": _range(result),
-        "Rates": rates(result),
-        "Easier": _easier(result),
-        "Also good": _also_good(result),
-        "Scaling": _scaling(result),
-        "Warning": _warnings(result),
-        "Next": _next(result),
-        "Train": _train(result),
-    }
-    rows = [_first(result)]
-    for label in WORDINGS[result.objective].rows:
-        rows += [Row(label, text) for text in texts[label]]
-    return tuple(rows)
+    """Write an answer's rows: the verdict, those of its objective, and what to do."""
+    texts = [(label, write(result)) for label, write in WORDINGS[result.objective].rows.items()]
+    texts += [("Warning", f"{one.state}: {one.fix}") for one in result.warnings[:MOST_WARNINGS]]
+    texts += [("Next", _next(result)), ("Train", _train(result))]
+    rows = [Row(label, text) for label, text in texts if text is not None]
+    return (_first(result), *rows)
 
 
 def where(result: StudyResult) -> str:
@@ -91,8 +100,54 @@ def header(result: StudyResult) -> str:
 def render(result: StudyResult) -> str:
     """Write the header and the rows, in 80 columns."""
     lines = [textwrap.fill(header(result), console.LINE_WIDTH), ""]
-    lines += [console.wrap(row.label, row.text) for row in answer(result)]
-    return "\n".join(lines)
+    lines += map(str, answer(result))
+    return console.plain("\n".join(lines))
+
+
+def files_row(folder: Path) -> Row:
+    """Write where a study's files are."""
+    return Row("Files", f"{folder}, page {StudyFolder(folder).page}")
+
+
+def took_row(result: StudyResult, total: float) -> Row:
+    """Write the seconds of a command, by what they went to."""
+    spent = result.spent.phases
+    # They are those of an earlier command where this one had nothing to train.
+    if spent.total > total:
+        return Row("Took", f"{total:.0f} s")
+    parts = phases(spent, "{:.0f}".format, after=total - spent.total)
+    if spent.preparation < 1.0:
+        del parts[PREPARATION]
+    named = ", ".join(f"{name} {seconds}" for name, seconds in parts.items())
+    return Row("Took", f"{total:.0f} s: {named}")
+
+
+def phases(spent: Phases, write: Callable[[float], str], after: float = 0.0) -> dict[str, str]:
+    """Write the seconds of a command's phases, by their names.
+
+    Args:
+        spent: the seconds.
+        write: writes seconds.
+        after: the seconds that files and MLflow took, which belong to the answer.
+    """
+    return {
+        "start": write(spent.start),
+        PREPARATION: write(spent.preparation),
+        "baseline": write(spent.baseline),
+        "other configurations": f"{write(spent.others)} ({spent.share_of_others:.0%})",
+        "new seeds": write(spent.confirmation),
+        "answer": write(spent.answer + after),
+    }
+
+
+def one_run(record: Record) -> str:
+    """Write what a training of one configuration came to."""
+    metric = (record.finite_values or [math.nan])[-1]
+    return (
+        f"batch size {record.batch_size}, lr {console.number(record.lr)}: {record.status} after "
+        f"{record.steps} steps, {console.seconds(record.train_seconds)} of training, "
+        f"metric {metric:.4g}"
+    )
 
 
 def _first(result: StudyResult) -> Row:
@@ -147,7 +202,7 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
             return f"{_named(best)}: none of {others} has a {better} {metric}"
         at_most = f"at most {console.number(improvement.high, 2)} {better}"
         return f"{_named(best)}: {metric} of the best of {others} is {at_most}"
-    compared = result.other if _is_baseline(result, best) else result.baseline
+    _, compared = _compared(result, best)
     text = f"{_named(best)}: {metric} {_metric(best)}"
     if compared is not None:
         text += f" instead of {_metric(compared)}"
@@ -169,22 +224,28 @@ def _is_baseline(result: StudyResult, configuration: Confirmed) -> bool:
     return result.baseline is not None and configuration.number == result.baseline.number
 
 
+def _compared(result: StudyResult, best: Confirmed) -> tuple[str, Confirmed | None]:
+    """Name what the best is compared with: the baseline or, where it is that, the best other."""
+    if _is_baseline(result, best):
+        return "best other", result.other
+    return "baseline", result.baseline
+
+
 def _metric(configuration: Confirmed) -> str:
     """Write a metric with four digits: two runs may differ by little."""
     return "none" if configuration.metric is None else console.number(configuration.metric, 4)
 
 
-def _budget(result: StudyResult) -> Iterator[str]:
+def _budget(result: StudyResult) -> str | None:
     """Write what the budget takes, and the runs that line 1 stands on."""
     best = result.best
     if best is None or not best.runs:
-        return
+        return None
     text = f"{result.budget}: {_took_budget(result, best)}"
-    compared = result.other if _is_baseline(result, best) else result.baseline
+    name, compared = _compared(result, best)
     if compared is not None:
-        name = "baseline" if _is_baseline(result, compared) else "best other"
         text += f"; {name} ({_pair(compared)}) {_took_budget(result, compared)}"
-    yield f"{text}; {console.count(best.runs, 'new seed')} each"
+    return f"{text}; {console.count(best.runs, 'new seed')} each"
 
 
 def _took_budget(result: StudyResult, configuration: Confirmed) -> str:
@@ -203,7 +264,7 @@ def _unreached(result: StudyResult) -> str:
     closest = result.closest
     if closest is None:
         return f"{text}: {result.missing}"
-    trend = TRENDS[closest.trend]
+    trend, _ = TRENDS[closest.trend]
     if result.target.mode == "max":
         trend = trend.replace("falling", "rising")
     value = console.number(closest.value)
@@ -214,12 +275,11 @@ def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) ->
     """Write how much better the best is, as far as the baseline's end allows to say it."""
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
     words = WORDINGS[result.objective]
-    than = words.than
     better = f"{console.speedup(speedup.value)} {words.better}"
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
-        return f"at least {better} {than} {pair}, whose median run {end}"
-    return f"{better}{brackets(speedup.low, speedup.high, _end)} {than} {pair}"
+        return f"at least {better} {words.than} {pair}, whose median run {end}"
+    return f"{better}{brackets(speedup.low, speedup.high, _end)} {words.than} {pair}"
 
 
 def _end(value: float) -> str:
@@ -228,49 +288,43 @@ def _end(value: float) -> str:
     return console.number(value, 4) if text == "1" else text
 
 
-def _with_faster(result: StudyResult) -> Iterator[str]:
+def _seeds_and_faster(result: StudyResult) -> str | None:
     """Write what the runs took, and what is faster in seconds."""
-    for text in _runs(result):
-        faster = result.faster
-        if faster is not None:
-            times = console.speedup(faster.speedup)
-            text += f"; {_pair(faster)} is predicted to be {times} as fast in seconds"
-        yield text
+    text = _runs(result)
+    faster = result.faster
+    if text is None or faster is None:
+        return text
+    times = console.speedup(faster.speedup)
+    return f"{text}; {_pair(faster)} is predicted to be {times} as fast in seconds"
 
 
-def _runs(result: StudyResult) -> Iterator[str]:
+def _runs(result: StudyResult) -> str | None:
     """Write what the best and the baseline took on new seeds."""
     best = result.best
     if best is None or not best.runs:
-        return
+        return None
     runs = _reached(best)
     share = f"({_share(best.predicted_share)} predicted)"
     took_best = _took(result, best)
-    name = "baseline"
-    pair = ""
-    compared = result.baseline
-    if compared is not None and compared.number == best.number:
-        # Where the best is the baseline, it is compared with the best other one.
+    name, compared = _compared(result, best)
+    if _is_baseline(result, best):
         took_best = f"baseline {took_best}"
-        name = "best other"
-        compared = result.other
-        if compared is not None:
-            pair = f" ({_pair(compared)})"
     if compared is None or not compared.runs:
-        yield f"{took_best}; {runs} new seeds reached it {share}"
-        return
+        return f"{took_best}; {runs} new seeds reached it {share}"
+    pair = f" ({_pair(compared)})" if compared is result.other else ""
     seeds = f"{runs} new seeds each reached it {share}"
     if _reached(compared) != runs:
         seeds = f"{runs} new seeds reached it {share}; {name} {_reached(compared)}"
-    yield f"{took_best}; {name}{pair} {_took(result, compared)}; {seeds}"
+    return f"{took_best}; {name}{pair} {_took(result, compared)}; {seeds}"
 
 
-def _easier(result: StudyResult) -> Iterator[str]:
-    if result.easier_goal is not None:
-        yield f"a quarter of the trials reached {result.easier_goal:g}: {result.easier}"
+def _easier(result: StudyResult) -> str | None:
+    if result.easier_goal is None:
+        return None
+    return f"a quarter of the trials reached {result.easier_goal:g}: {result.easier}"
 
 
-def _also_good(result: StudyResult) -> Iterator[str]:
+def _also_good(result: StudyResult) -> str | None:
     parts = []
     if result.near_optimal is not None and result.verdict != "not yet":
         low, high = result.near_optimal
@@ -285,25 +339,27 @@ def _also_good(result: StudyResult) -> Iterator[str]:
             times = f"at least {times}"
         lr = console.number(alone.lr)
         parts.append(f"at your batch size, lr {lr} alone is predicted to give {times}")
-    if parts:
-        yield "; ".join(parts)
+    return "; ".join(parts) or None
 
 
-def _scaling(result: StudyResult) -> Iterator[str]:
-    if result.critical is not None:
-        text = f"critical {critical_text(result.critical)}"
-        if result.critical.interval.value is not None:
-            text += ", beyond which steps fall by half at most"
-        yield "; ".join([text, *noise_scale(result)])
+def _scaling(result: StudyResult) -> str | None:
+    if result.critical is None:
+        return None
+    text = f"critical {critical_text(result.critical)}"
+    if result.critical.interval.value is not None:
+        text += ", beyond which steps fall by half at most"
+    noise = noise_scale(result)
+    return text if noise is None else f"{text}; {noise}"
 
 
-def noise_scale(result: StudyResult) -> Iterator[str]:
+def noise_scale(result: StudyResult) -> str | None:
     """Write the gradient noise scale, where it is known."""
     noise = result.noise_scale
-    if noise is not None:
-        write = partial(console.number, digits=2)
-        ends = brackets(noise.low, noise.high, write)
-        yield f"noise scale {write(noise.value)}{ends}, a rough proxy"
+    if noise is None:
+        return None
+    write = partial(console.number, digits=2)
+    ends = brackets(noise.low, noise.high, write)
+    return f"noise scale {write(noise.value)}{ends}, a rough proxy"
 
 
 def critical_text(critical: Critical) -> str:
@@ -323,58 +379,49 @@ def critical_text(critical: Critical) -> str:
     return f"batch size unknown: batch sizes {reached} that reached the target show none"
 
 
-def _range(result: StudyResult) -> Iterator[str]:
+def _range(result: StudyResult) -> str | None:
     searched = result.searched
-    if searched is not None:
-        octaves = console.count(searched.octaves, "octave")
-        text = (
-            f"batch sizes {searched.low:,} to {searched.high:,}: {searched.reached} of {octaves} "
-            f"have a trial that reached the target"
-        )
-        if searched.to_add:
-            text += f"; around {console.sizes(searched.to_add)} none did"
-        yield text
+    if searched is None:
+        return None
+    octaves = console.count(searched.octaves, "octave")
+    text = (
+        f"batch sizes {searched.low:,} to {searched.high:,}: {searched.reached} of {octaves} "
+        f"have a trial that reached the target"
+    )
+    if searched.to_add:
+        text += f"; around {console.sizes(searched.to_add)} none did"
+    return text
 
 
-def rates(result: StudyResult) -> Iterator[str]:
+def rates(result: StudyResult) -> str | None:
     """Write how the best rate grows with batch size, and which scaling rules that allows."""
+    text = growth(result)
     rules = ", ".join(f"scaling={rule}" for rule in result.allowed_rules) or "no scaling rule"
-    for text in growth(result):
-        yield f"{text}, as by {rules}"
+    return None if text is None else f"{text}, as by {rules}"
 
 
-def growth(result: StudyResult) -> Iterator[str]:
+def growth(result: StudyResult) -> str | None:
     """Write how the best rate grows with batch size."""
     exponent = result.lr_exponent
-    if exponent is not None and exponent.value is not None:
-        ends = brackets(exponent.low, exponent.high, "{:.2f}".format)
-        yield f"the best lr scales as batch size^{exponent.value:.2f}{ends}"
+    if exponent is None or exponent.value is None:
+        return None
+    ends = brackets(exponent.low, exponent.high, "{:.2f}".format)
+    return f"the best lr scales as batch size^{exponent.value:.2f}{ends}"
 
 
-def _warnings(result: StudyResult) -> Iterator[str]:
-    for warning in result.warnings[:MOST_WARNINGS]:
-        yield f"{warning.state}: {warning.fix}"
-
-
-def _next(result: StudyResult) -> Iterator[str]:
-    parts = []
-    if result.verdict is None and result.missing is not None:
-        parts.append(result.missing)
-    elif result.verdict != "not yet":
-        return
+def _next(result: StudyResult) -> str | None:
+    if result.verdict not in (None, "not yet"):
+        return None
+    fix = None
     if result.closest is not None:
-        parts.append(FIXES[result.closest.trend])
-        if result.missing is not None:
-            parts.append(result.missing)
-    if result.next is not None:
-        parts.append(result.next)
-    if parts:
-        yield ": ".join(parts)
+        _, fix = TRENDS[result.closest.trend]
+    # Else line 1 says it.
+    missing = result.missing if fix or result.verdict is None else None
+    return ": ".join(filter(None, (fix, missing, result.next))) or None
 
 
-def _train(result: StudyResult) -> Iterator[str]:
-    if result.train_command is not None and result.verdict in ("switch", "use"):
-        yield result.train_command
+def _train(result: StudyResult) -> str | None:
+    return result.train_command if result.verdict in ("switch", "use") else None
 
 
 def _named(best: Confirmed) -> str:
@@ -382,10 +429,11 @@ def _named(best: Confirmed) -> str:
     return "the configuration in best.yaml" if best.values else _pair(best)
 
 
-def _best(result: StudyResult) -> Iterator[str]:
+def _best(result: StudyResult) -> str | None:
     """Write the best with its further values, which line 1 leaves out."""
-    if result.reached and result.best is not None and result.best.values:
-        yield _pair(result.best)
+    if result.best is None or not result.reached or not result.best.values:
+        return None
+    return _pair(result.best)
 
 
 def _pair(configuration: Configuration) -> str:
@@ -410,7 +458,7 @@ def _share(share: float) -> str:
 def _took(result: StudyResult, configuration: Confirmed) -> str:
     """Write seconds and steps to the target, what is minimised first."""
     parts = [console.seconds(configuration.seconds), f"{_whole(configuration.steps)} steps"]
-    if "Steps" in WORDINGS[result.objective].rows:
+    if WORDINGS[result.objective].steps_first:
         parts.reverse()
     took = ", ".join(parts)
     # Where the median is a bound it took longer.
@@ -430,3 +478,36 @@ def brackets(low: float | None, high: float | None, write: Callable[[float], str
     if high is not None:
         return f" (below {write(high)})"
     return ""
+
+
+WORDINGS: dict[Objective, Wording] = {
+    "time": Wording(
+        rows={
+            "Best": _best,
+            "Time": _seeds_and_faster,
+            "Easier": _easier,
+            "Also good": _also_good,
+            "Scaling": _scaling,
+        },
+        least="the least time to the target",
+        verb="is",
+        better="as fast",
+        than="as",
+    ),
+    "steps": Wording(
+        rows={
+            "Best": _best,
+            "Steps": _seeds_and_faster,
+            "Easier": _easier,
+            "Also good": _also_good,
+            "Scaling": _scaling,
+        },
+        least="the fewest steps to the target",
+        verb="takes",
+        better="fewer steps",
+        than="than",
+        steps_first=True,
+    ),
+    "curve": Wording(rows={"Range": _range, "Rates": rates, "Easier": _easier}),
+    "metric": Wording(rows={"Best": _best, "Budget": _budget, "Also good": _also_good}),
+}

@@ -161,7 +161,8 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
     _draw_panel(time_axes, time, result, trials)
     _scatter(rate_axes, RATE, trials, ("diverged",), CROSS)
     _draw_panel(rate_axes, RATE, result, trials)
-    for text in growth(result):
+    text = growth(result)
+    if text is not None:
         rate_axes.set_title(text, fontsize=8, parse_math=False)
     for axes in further:
         _draw_over_targets(axes, over_targets)
@@ -300,7 +301,10 @@ def draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
             entries.setdefault(label, handle)
     style: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "frameon": False}
     if entries:
-        figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
+        legend = figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
+        # A study may be called a$b$.
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 def roofline_figure(survey: Survey) -> Figure:

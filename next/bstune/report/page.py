@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from bstune.core.records import Record
 from bstune.hardware.survey import Survey
-from bstune.report.answer import MOST_WARNINGS, Row, answer, header, noise_scale, rates
+from bstune.report.answer import MOST_WARNINGS, Row, answer, header, noise_scale, phases, rates
 from bstune.report.figure import curve_figure, roofline_figure
 from bstune.report.hardware import survey_text
 from bstune.study.result import StudyResult
@@ -48,9 +48,9 @@ def page(
     has_roofline = survey is not None and survey.roofline is not None
     verdict, *rows = answer(result)
     # The page has the rates and the noise scale for every question.
-    for label, texts in (("Rates", rates(result)), ("Scaling", noise_scale(result))):
-        if label not in [row.label for row in rows]:
-            rows += [Row(label, text) for text in texts]
+    for label, text in (("Rates", rates(result)), ("Scaling", noise_scale(result))):
+        if text is not None and label not in [row.label for row in rows]:
+            rows.append(Row(label, text))
     return template("page.html.j2").render(
         result=result,
         records=records,
@@ -58,6 +58,7 @@ def page(
         verdict=verdict,
         rows=rows,
         further_warnings=result.warnings[MOST_WARNINGS:],
+        phases=phases(result.spent.phases, console.seconds),
         figure=svg(partial(curve_figure, result, records, has_title=False)),
         hardware=None if survey is None else survey_text(survey, was_kept=False),
         roofline=svg(partial(roofline_figure, survey)) if survey and has_roofline else None,

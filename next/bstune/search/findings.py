@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 # Standard deviation, in log steps, of a configuration's own distance from the law, which new seeds
 # share; the rest of what a trial is off is its seed's. On shipped tables the choice hardly depends
 # on it: with 0.05 to 0.3 the chosen one takes 1.070 to 1.081 times the best cell's time, by the law
-# alone 1.087, and the luckiest trial's 1.103 (old search, 40 times the best trial's cost).
+# alone 1.087, and the luckiest trial's 1.103 (bstune 0.1, 40 times the best trial's cost).
 OWN_DEVIATION = 0.14
 # The same in log budgets, where the best metric counts: near its end a curve is flat.
 OWN_IN_BUDGETS = 0.5

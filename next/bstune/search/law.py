@@ -7,10 +7,10 @@ With x = log2 B and z = log2 lr, both relative to the middle of the batch sizes 
                         - the sum of slope (u - u*) over the further values
 
 The curve is S_min (1 + B_crit/B) of McCandlish et al. 2018 (arXiv 1812.06162, eq. 2.11). The rule
-goes through its anchor; one that turns at a noise scale turns at B_crit, unless the noise scale is
-known. Off the best rate steps rise as a hyperbola below it and as a parabola above it: both are
-assumptions. The misfit is piecewise linear in x: what is said of B_crit and searches for the curve
-have it, other searches do without.
+goes through its anchor; one that turns at a noise scale turns at B_crit. Off the best rate steps
+rise as a hyperbola below it and as a parabola above it: both are assumptions. The misfit is
+piecewise linear in x: what is said of B_crit and searches for the curve have it, other searches do
+without.
 
 Each further value, at a coordinate u (:class:`bstune.core.space.Tunable`), adds a parabola
 1/2 ((u - u*)/width)^2 to log S, and moves the best rate, as momentum does: assumptions, too. The
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.rules import EXPONENTS, divisor
+from bstune.core.rules import growth
 from bstune.core.space import Space, Tunable
 from bstune.search import schedule_length
 
@@ -50,7 +50,7 @@ COLUMNS_OF_VALUE = 3
 # Prior means and standard deviations in the order of the columns; SHIFT is a Student's t with 3
 # degrees of freedom. The level's mean is a quarter of the budget. They are wide guesses: a factor
 # of 20 for the level, of 6 for B_crit, 2.5 octaves for the rate. Without a prior around the rule
-# the old search was 1.14 times as far off after 10 times the best trial's cost.
+# bstune 0.1 was 1.14 times as far off after 10 times the best trial's cost.
 LEVEL_BELOW_BUDGET = math.log(4.0)
 MEANS = (0.0, 0.0, 0.0, 0.0, math.log(0.45), math.log(1.2), math.log(0.15))
 SPREADS = (3.0, math.log(6.0), 2.5, 0.35, 0.35, 0.4, 0.5)
@@ -74,9 +74,8 @@ class Law:
 
     Args:
         low, high: log2 of the batch sizes that are searched.
-        scaling: the rule's name.
-        anchor: log2 of the batch size and the rate that the rule goes through.
-        noise_scale: log2, at which some rules turn; None: each draw's own B_crit.
+        rule: the name of the scaling rule; one that turns does at each draw's own B_crit.
+        anchor: batch size and rate that the rule goes through.
         mean, spread: of the prior, (parameters,).
         knots: of the misfit, in log2 B; none for a law without.
         values: how many further values there are.
@@ -87,9 +86,8 @@ class Law:
 
     low: float
     high: float
-    scaling: str
+    rule: str
     anchor: tuple[float, float]
-    noise_scale: float | None
     mean: Array
     spread: Array
     knots: Array
@@ -102,17 +100,12 @@ class Law:
         """log2 of the geometric middle of the batch sizes."""
         return 0.5 * (self.low + self.high)
 
-    def rule(self, theta: Array, x: Array) -> Array:
+    def rule_rate(self, theta: Array, x: Array) -> Array:
         """log2 of the scaling rule's rate at log2 batch sizes, (m, n), or (n,) for all draws."""
         batch_size, rate = self.anchor
-        if self.scaling in EXPONENTS:
-            return rate + EXPONENTS[self.scaling] * (x - batch_size)
-        noise = theta[:, B_CRIT, None] / math.log(2.0) + self.middle
-        if self.noise_scale is not None:
-            noise = np.array(self.noise_scale)
-        at_anchor: Array = divisor(self.scaling, np.exp2(noise - batch_size))
-        above_anchor: Array = np.log2(at_anchor / divisor(self.scaling, np.exp2(noise - x)))
-        return rate + above_anchor
+        b_crit = np.exp(theta[:, B_CRIT, None]) * 2.0**self.middle
+        above_anchor: Array = np.log2(growth(self.rule, np.exp2(x), batch_size, b_crit))
+        return math.log2(rate) + above_anchor
 
     def best_rate(self, theta: Array, x: Array) -> Array:
         """log2 lr*(B) of m draws at n batch sizes, (m, n).
@@ -120,7 +113,7 @@ class Law:
         ``x`` is of n batch sizes for all draws, (n,), or of each draw's own, (m, n).
         """
         exponents = theta[:, EXPONENT, None] * (x - self.middle)
-        return self.rule(theta, x) + theta[:, SHIFT, None] + exponents
+        return self.rule_rate(theta, x) + theta[:, SHIFT, None] + exponents
 
     def curve(self, theta: Array, x: Array) -> Array:
         """log S*(B) of m draws at n batch sizes, (m, n)."""
@@ -233,9 +226,8 @@ def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = Fa
     return Law(
         low=low,
         high=high,
-        scaling=space.rule,
-        anchor=(math.log2(space.anchor[0]), math.log2(space.anchor[1])),
-        noise_scale=None if space.noise_scale is None else math.log2(space.noise_scale),
+        rule=space.rule,
+        anchor=space.anchor,
         mean=mean,
         spread=spread,
         knots=knots,

@@ -23,7 +23,7 @@ PROBE_OF_OWN = 0.6
 TRIED = 0.75
 # Before any trial has reached the target: a share of all that was spent, for a new one and for a
 # resumed one, at least this share of the budget. With 0.12 and 0.5, 4 of 60 searches had reached
-# nothing after 10 times the best trial's cost, with these one (old search, five tables).
+# nothing after 10 times the best trial's cost, with these one (bstune 0.1, five tables).
 SHARE_OF_SPENT = 0.2
 RESUMED_SHARE_OF_SPENT = 0.25
 LEAST_SHARE_OF_BUDGET = 1 / 64

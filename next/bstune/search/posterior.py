@@ -173,7 +173,7 @@ def _tells(record: Record, question: Question) -> bool:
     # What a run would have come to at its schedule's end does not show before.
     if record.status == "pruned" and question.schedule_ends:
         return False
-    return record.status in ("reached", "finished", "missed", "pruned") and record.steps > 0
+    return record.has_trained and record.steps > 0
 
 
 def rows_of(chains: Records, target: Target, schedule_ends: bool = False) -> Rows:

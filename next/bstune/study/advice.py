@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from bstune.core.question import WORDINGS, Question
+from bstune.core.question import Question
 from bstune.core.records import Record, Records, Target, ends
 from bstune.core.space import Space
 from bstune.recipe.found import eased
@@ -28,7 +28,7 @@ from bstune.study.trials import count_configurations, took_seconds
 from bstune.system.console import seconds
 from bstune.system.console import sizes as written_sizes
 
-Options = dict[str, int | float | str]
+FurtherOptions = dict[str, int | float | str]
 
 # Step times that are known worse than this, relatively, are a warning.
 STEP_TIME_WARNING = 0.15
@@ -105,7 +105,7 @@ def easier_target(target: Target, records: Records) -> Target:
     return replace(target, goal=eased(goal, target.mode))
 
 
-def more_time(plan: Plan, records: Records) -> tuple[str, Options] | None:
+def more_time(plan: Plan, records: Records) -> tuple[str, FurtherOptions] | None:
     """What a time limit left out, and the option that gets it; None where all trials have run.
 
     A limit that was too short for two trials is told what two take.
@@ -134,7 +134,7 @@ def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
     return replace(plan, seeds=int(seeds))
 
 
-def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> Options:
+def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> FurtherOptions:
     """The options that may help where nothing reached the target; none where none would.
 
     Another budget or range of rates makes another study than the one of this name.
@@ -144,13 +144,16 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> Options:
     another = f"{name}-2"
     if trend == "diverged":
         lowest = min(record.lr for record in records if record.status == "diverged")
-        high = float(f"{lowest:.2g}")
+        # Below it by more than two digits are off.
+        high = float(f"{0.9 * lowest:.2g}")
         used = plan.baseline.lr if plan.baseline else plan.space.lr_low
         if used < high:
             return {"lr.high": high, "study": another}
     if trend == "still falling":
         budget = plan.question.budget
-        larger: Options = {"budget.steps": LARGER_BUDGET * budget.steps}
+        if budget.seconds is not None:
+            return {"budget.seconds": LARGER_BUDGET * budget.seconds, "study": another}
+        larger: FurtherOptions = {"budget.steps": LARGER_BUDGET * budget.steps}
         # One example is the default, which ends no trial.
         if budget.examples > 1:
             larger["budget.examples"] = LARGER_BUDGET * budget.examples
@@ -164,7 +167,7 @@ def missing(
     other: Confirmed | None,
     baseline: Confirmed | None,
     records: Records,
-) -> tuple[str, Options]:
+) -> tuple[str, FurtherOptions]:
     """Under not yet, where a trial has reached the end: what is missing, and the options for it.
 
     Args:
@@ -175,10 +178,10 @@ def missing(
         records: of all trials.
     """
     of_time = more_time(plan, records)
-    more_trials: Options = {"trials": 2 * plan.trials}
+    more_trials: FurtherOptions = {"trials": 2 * plan.trials}
     if of_time is not None:
         _, more_trials = of_time
-    that_ends = WORDINGS[plan.question.objective].that_ends
+    that_ends = plan.question.that_ends
     if other is None:
         return of_time or (f"another configuration {that_ends}", more_trials)
     if other.runs >= plan.seeds and other.is_bound:
@@ -234,7 +237,7 @@ def searched_range(space: Space, records: Records) -> Searched:
 
 def for_curve(
     plan: Plan, name: str, critical: Critical, searched: Searched, records: Records
-) -> tuple[str, Options] | None:
+) -> tuple[str, FurtherOptions] | None:
     """Under ``curve``: what narrows B_crit's interval, and its options; None where it is narrow.
 
     An end that is open at the last octave of the range asks for a larger range, which makes another
@@ -248,8 +251,8 @@ def for_curve(
     if ends_of_critical.low is None and critical.smallest < 2 * low:
         low = max(low // WIDER // plan.space.multiple, 1) * plan.space.multiple
     if (low, high) != (searched.low, searched.high):
-        options: Options = {"batch_size.low": low, "batch_size.high": high, "study": f"{name}-2"}
-        return f"batch sizes {low:,} to {high:,}", options
+        options: FurtherOptions = {"batch_size.low": low, "batch_size.high": high}
+        return f"batch sizes {low:,} to {high:,}", {**options, "study": f"{name}-2"}
     if is_narrow(ends_of_critical):
         return None
     trials = 2 * plan.trials

@@ -1,8 +1,9 @@
 """From records to the typed result: each value is computed once, here."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from bstune import __version__
@@ -25,7 +26,7 @@ from bstune.search.fit import sizes_that_fit
 from bstune.search.grid import best_of_grid
 from bstune.search.posterior import Posterior
 from bstune.study.advice import (
-    Options,
+    FurtherOptions,
     closest_trial,
     easier_target,
     for_curve,
@@ -36,6 +37,7 @@ from bstune.study.advice import (
     trend_of_most,
     warnings_of,
 )
+from bstune.study.commands import Commands, report_command
 from bstune.study.confirm import (
     Run,
     SeedDeviation,
@@ -52,7 +54,9 @@ from bstune.study.confirm import (
 from bstune.study.critical import critical_batch_size, noise_scale
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
+from bstune.study.machine import Machine
 from bstune.study.plan import Plan
+from bstune.study.prepare import OfProject
 from bstune.study.result import (
     Closest,
     Confirmed,
@@ -62,7 +66,6 @@ from bstune.study.result import (
     Interval,
     LrAlone,
     Measured,
-    ResultWarning,
     Speedup,
     Spent,
     StudyResult,
@@ -76,7 +79,6 @@ from bstune.study.trials import (
     new_seeds_of,
     numbered,
 )
-from bstune.study.workload import Command, TrainCommand
 
 # The best rate at the baseline's own batch size is told from this gain on, and where a trial within
 # so many octaves, by the rule, has reached the target.
@@ -91,67 +93,62 @@ HOUR_ERROR = 0.03
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyFacts:
     """What the result says of a study beside its records.
 
     Args:
         plan: that it followed.
         workload, name: of the workload and of the study.
-        device, threads: that trained.
-        command, train: as of :class:`bstune.study.workload.Workload`.
-        again: what answers for another target from the same trials.
+        machine: that trained.
+        project: what it told.
+        commands: that run the study again, and train its best.
+        folder: of the study.
         ran_for: the target, or the budget, that its trials were run for, where another is asked.
-        warnings: of the project, which a preflight has found.
-        parameters, examples: of the module, that are trained, and of the training set.
     """
 
     plan: Plan
     workload: str
     name: str
-    device: str
-    threads: int
-    command: Command
-    train: TrainCommand
-    again: Callable[[Target], str] = str
+    machine: Machine
+    project: OfProject
+    commands: Commands
+    folder: Path
     ran_for: str | None = None
-    warnings: tuple[ResultWarning, ...] = ()
-    parameters: int | None = None
-    examples: int | None = None
 
 
-def analyse(study: Study, records: Records) -> StudyResult:
+def analyse(facts: StudyFacts, records: Records) -> StudyResult:
     """Compute a study's result from its records."""
     reached = any(record.reached for record in records)
     fields = _fields_if_reached if reached else _fields_if_not_reached
-    question = study.plan.question
+    question = facts.plan.question
     return StudyResult(
         bstune=__version__,
-        workload=study.workload,
-        study=study.name,
+        workload=facts.workload,
+        study=facts.name,
         objective=question.objective,
         target=question.target,
         budget=question.budget,
-        ran_for=study.ran_for,
-        device=study.device,
-        threads=study.threads,
-        parameters=study.parameters,
-        examples=study.examples,
-        seeds=study.plan.seeds,
+        ran_for=facts.ran_for,
+        device=facts.machine.device,
+        threads=facts.machine.threads,
+        parameters=facts.project.parameters,
+        examples=facts.project.examples,
+        seeds=facts.plan.seeds,
         configurations=count_configurations(records),
         trials=len(records),
-        noise_scale=noise_scale(study.plan, records),
+        noise_scale=noise_scale(facts.plan, records),
         spent=Spent(
             training=sum(record.train_seconds for record in records),
             other=sum(record.other_seconds for record in records),
         ),
         reached=reached,
-        **{"warnings": study.warnings} | fields(study, records),
+        **{"warnings": facts.project.warnings} | fields(facts, records),
     )
 
 
-def _fields_if_not_reached(study: Study, records: Records) -> dict[str, Any]:
+def _fields_if_not_reached(facts: StudyFacts, records: Records) -> dict[str, Any]:
     """The fields where nothing reached the target: the closest, and what may help."""
-    plan = study.plan
+    plan = facts.plan
     target = plan.question.target
     fields: dict[str, Any] = {"verdict": "not yet"}
     record = closest_trial(target, records)
@@ -160,7 +157,7 @@ def _fields_if_not_reached(study: Study, records: Records) -> dict[str, Any]:
         message = records[-1].message if records else "no trial was run in the time limit"
         return fields | {"missing": message}
     trend = trend_of_most(plan.question, records)
-    options = remedy(plan, study.name, trend, records)
+    options = remedy(plan, facts.name, trend, records)
     of_time = more_time(plan, records)
     if trend == "failed":
         messages = [one.message for one in records if not one.finite_history]
@@ -172,9 +169,9 @@ def _fields_if_not_reached(study: Study, records: Records) -> dict[str, Any]:
             fields["missing"] = what
     if not plan.question.seeks_metric:
         easier = easier_target(target, records)
-        again = study.again(easier)
+        again = report_command(facts.folder, easier)
         if plan.question.schedule_ends:
-            again = study.command({"target": str(easier), "study": f"{study.name}-easier"})
+            again = facts.commands.study({"target": str(easier), "study": f"{facts.name}-easier"})
         fields |= {"easier_goal": easier.goal, "easier": again}
     field = field_of(plan, records)
     configuration = Configuration(batch_size=record.batch_size, lr=record.lr, values=record.values)
@@ -182,19 +179,19 @@ def _fields_if_not_reached(study: Study, records: Records) -> dict[str, Any]:
     return fields | {
         "best": _confirmed(plan, records, field, record, (), field.of_law),
         "closest": Closest(configuration=configuration, value=value, trend=trend),
-        "next": study.command(options) if options else None,
+        "next": facts.commands.study(options) if options else None,
         "next_options": options,
     }
 
 
-def _fields_if_reached(study: Study, records: Records) -> dict[str, Any]:
+def _fields_if_reached(facts: StudyFacts, records: Records) -> dict[str, Any]:
     """The fields where a trial reached the target."""
-    plan = study.plan
+    plan = facts.plan
     posterior = answer_posterior(plan, records)
     fitting = sizes_that_fit(plan.space, records, plan.fits)
     points = curve(posterior, step_time_of(plan, records), curve_sizes(fitting))
     if plan.question.seeks_metric:
-        return _fields_of_best(study, records, posterior, points)
+        return _fields_of_best(facts, records, posterior, points)
     searched = searched_range(fitting, records)
     critical = critical_batch_size(posterior, records)
     fields: dict[str, Any] = {
@@ -215,32 +212,32 @@ def _fields_if_reached(study: Study, records: Records) -> dict[str, Any]:
         fields["lr_exponent"] = Interval(value=exponent, low=low, high=high)
         fields["allowed_rules"] = allowed_rules(low, high, sizes, critical.interval.value)
     if plan.question.seeks_best:
-        fields |= _fields_of_best(study, records, posterior, points)
+        fields |= _fields_of_best(facts, records, posterior, points)
     else:
         fields["verdict"] = None
-        fields |= _lacking(study, for_curve(plan, study.name, critical, searched, records))
+        fields |= _lacking(facts, for_curve(plan, facts.name, critical, searched, records))
     warnings = warnings_of(plan, fields.get("best"), critical, points, searched, records)
-    return fields | {"warnings": (*study.warnings, *warnings)}
+    return fields | {"warnings": (*facts.project.warnings, *warnings)}
 
 
-def _lacking(study: Study, lacking: tuple[str, Options] | None) -> dict[str, Any]:
+def _lacking(facts: StudyFacts, lacking: tuple[str, FurtherOptions] | None) -> dict[str, Any]:
     """The fields of what is missing, and of the command that gets it."""
     if lacking is None:
         return {}
     what, options = lacking
-    return {"missing": what, "next": study.command(options), "next_options": options}
+    return {"missing": what, "next": facts.commands.study(options), "next_options": options}
 
 
-Comparison = tuple[Confirmed | None, Confirmed | None, Speedup | Improvement | None]
+Compared = tuple[Confirmed | None, Confirmed | None, Speedup | Improvement | None]
 """The best other configuration and the baseline on the same new seeds, and how much better it is;
 None where that is not known."""
 
 
 def _fields_of_best(
-    study: Study, records: Records, posterior: Posterior, points: Sequence[CurvePoint]
+    facts: StudyFacts, records: Records, posterior: Posterior, points: Sequence[CurvePoint]
 ) -> dict[str, Any]:
     """The fields of the verdict and of the best: what trains it, or what is missing."""
-    plan = study.plan
+    plan = facts.plan
     step_time = step_time_of(plan, records)
     compared = _metrics_compared if plan.question.seeks_metric else _times_compared
     other, baseline, comparison = compared(plan, records)
@@ -256,7 +253,7 @@ def _fields_of_best(
         "baseline_limit": _baseline_limit(baseline),
         "near_optimal": _near_optimal(points, plan, step_time, best),
         "fewest_steps": _fewest_steps(plan.question, points, records, best),
-        "faster": _faster(study, posterior, step_time, best, baseline),
+        "faster": _faster(facts, posterior, step_time, best, baseline),
     }
     if isinstance(comparison, Speedup):
         fields["speedup"] = comparison
@@ -265,11 +262,11 @@ def _fields_of_best(
     else:
         fields["improvement"] = comparison
     if best is not None and verdict in ("switch", "use"):
-        fields["train_command"] = study.train(best.batch_size, best.lr, best.train_steps)
+        fields["train_command"] = facts.commands.train(best.batch_size, best.lr, best.train_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":
-        fields |= _lacking(study, missing(plan, comparison, other, baseline, records))
+        fields |= _lacking(facts, missing(plan, comparison, other, baseline, records))
     return fields
 
 
@@ -299,18 +296,24 @@ def _runs_on_common_seeds(records: Records, field: Field) -> tuple[OfRuns, OfRun
     return (of_other, other_runs), (of_baseline, baseline_runs)
 
 
-def _times_compared(plan: Plan, records: Records) -> Comparison:
+def _share_seeds(runs: Records, others: Records) -> bool:
+    """Whether a seed is of both, so that they can be compared in pairs."""
+    return not {run.seed for run in runs}.isdisjoint(run.seed for run in others)
+
+
+def _times_compared(plan: Plan, records: Records) -> Compared:
     """Compare by steps or seconds; a median of the other one that is a bound tells no speedup."""
     field = field_of(plan, records)
     (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
-    has_pairs = bool({run.seed for run in other_runs} & {run.seed for run in baseline_runs})
     groups = []
     for runs in (other_runs, baseline_runs):
         groups.append([math.log(least_steps(run)) for run in runs if run.reached])
     deviation = pooled_deviation(groups, field.noise)
     other = _confirmed(plan, records, field, of_other, other_runs, deviation)
     baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
-    if other is None or baseline is None or not has_pairs or other.is_bound:
+    if other is None or baseline is None or other.is_bound:
+        return other, baseline, None
+    if not _share_seeds(other_runs, baseline_runs):
         return other, baseline, None
     value = plan.question.value
     step_time = step_time_of(plan, records)
@@ -326,7 +329,7 @@ def _times_compared(plan: Plan, records: Records) -> Comparison:
     return other, baseline, speedup
 
 
-def _metrics_compared(plan: Plan, records: Records) -> Comparison:
+def _metrics_compared(plan: Plan, records: Records) -> Compared:
     """Compare by the best metric of each run; there is no improvement where one has no median."""
     target = plan.question.target
     field = field_of(plan, records)
@@ -343,7 +346,8 @@ def _metrics_compared(plan: Plan, records: Records) -> Comparison:
         _with_metric(plan, records, field, record, runs, deviation) for record, runs in compared
     )
     improvement = None
-    if best_metrics and baseline_metrics:
+    (_, other_runs), (_, baseline_runs) = compared
+    if best_metrics and baseline_metrics and _share_seeds(other_runs, baseline_runs):
         improvement = improvement_of(best_metrics, baseline_metrics, deviation)
     return other, baseline, improvement
 
@@ -553,7 +557,7 @@ def _fewest_steps(
 
 
 def _faster(
-    study: Study,
+    facts: StudyFacts,
     posterior: Posterior,
     step_time: StepTime,
     best: Confirmed | None,
@@ -564,8 +568,8 @@ def _faster(
     Under ``steps`` there may be one, and where the trials were run for another question: those that
     are best for this one had no new seeds then.
     """
-    question = study.plan.question
-    is_expected = question.counts_steps or study.ran_for is not None
+    question = facts.plan.question
+    is_expected = question.counts_steps or facts.ran_for is not None
     if not is_expected or question.seeks_metric or best is None:
         return None
     seconds = {}

@@ -75,7 +75,6 @@ class Begun:
 
 def begin(
     options: Options,
-    name: str,
     at: float | None = None,
     trains: bool = True,
     log: Path | None = None,
@@ -84,7 +83,6 @@ def begin(
 
     Args:
         options: of the study.
-        name: of the study.
         at: when the command began, by ``time.monotonic()``; None: now.
         trains: whether there is something to train: recorded runs need no worker.
         log: gets what the worker prints, in a folder which is made; the study's own.
@@ -101,7 +99,7 @@ def begin(
             f"devices must be at most {there}, the processors there are, but got {options.devices}"
         )
     folder = StudyFolder(Path(options.output))
-    claim_folder(folder, name, options.storage)
+    claim_folder(folder, options.study_name, options.storage)
     log = log or folder.log
     worker: AnyWorker | None = None
     if trains and options.workers == 0:

@@ -58,7 +58,7 @@ class AskedTrial:
     record: Record | None = None
 
     def trial(self) -> Trial:
-        """The trial that is reported to."""
+        """The trial that is reported to, made by whoever trains it."""
         return Trial(
             self.spec,
             self.target,
@@ -80,6 +80,8 @@ def asked_batches(
     jobs: int = 1,
 ) -> Generator[list[AskedTrial]]:
     """Yield the trials that run at once, whenever one has ended, until the plan is done.
+
+    :mod:`bstune.run_study` goes through them, and again where an open answer asks for more.
 
     Whoever trains them sets the record of one at least before asking for what runs then. One that
     is left without a record at the end, as its body was interrupted, is asked again later.
@@ -119,7 +121,7 @@ def asked_batches(
             if isinstance(step, Ask):
                 spec = storage.claim(step)
                 if spec is not None:
-                    running.append(_prepare(plan, spec, step, records, folder))
+                    running.append(_asked_trial(plan, spec, step, records, folder))
             elif running:
                 yield list(running)
                 for asked in [one for one in running if one.record is not None]:
@@ -176,7 +178,9 @@ def _was_cut_off(record: Record, asked: AskedTrial, baseline: Record | None) -> 
     return record.steps < least
 
 
-def _prepare(plan: Plan, spec: Spec, ask: Ask, records: Records, folder: StudyFolder) -> AskedTrial:
+def _asked_trial(
+    plan: Plan, spec: Spec, ask: Ask, records: Records, folder: StudyFolder
+) -> AskedTrial:
     """Collect what a claimed trial needs: its parent's record, and where states are saved."""
     earlier = None
     resume_from = None
@@ -227,7 +231,7 @@ class HangWatch:
 
 
 def train_here(asked: AskedTrial, train: Callable[[Trial], None]) -> Record:
-    """Train a trial in this process."""
+    """Train a trial in this process: a worker's, or that of a study without one."""
     trial = asked.trial()
     trial.on_progress = partial(tell_progress, partial(_so_far, trial))
     return run_trial(train, trial)
@@ -251,6 +255,8 @@ def training(
 ) -> Generator[Record | None]:
     """Train a trial in the worker's process; whatever the user's code does, a record comes at last.
 
+    A :class:`Crew` goes through one for each worker, a single training through its only one.
+
     Args:
         worker: that the trial is sent to.
         asked: the trial.
@@ -270,7 +276,7 @@ def training(
     while (outcome := worker.poll(patience)) is None:
         silence = max(silence, worker.silent_seconds)
         if silence > watch.limit:
-            worker.kill(f"it said nothing for {watch.limit:.0f} s; trial_seconds sets that limit")
+            worker.kill(watch.limit)
         yield None
     if isinstance(outcome, Failure):
         if outcome.refusal is not None:
@@ -311,6 +317,8 @@ class Crew:
 
     def train(self, running: Sequence[AskedTrial]) -> None:
         """Begin those of the trials that are new, and go on until one has its record.
+
+        A study calls it with all trials that run, whenever one has ended.
 
         BstuneError as by :func:`training`.
         """

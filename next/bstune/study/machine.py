@@ -35,7 +35,7 @@ class Machine(Frozen):
     device: str
     """``cpu``, or the accelerator's name; ``2 x cpu`` where several share each batch."""
     precision: str = ""
-    """Of training, as Lightning's Trainer names it."""
+    """Of training, as Lightning's Trainer names it; empty for recorded runs and loops."""
     threads: int
     """Of torch on the CPU."""
     processor: str
@@ -45,9 +45,9 @@ class Machine(Frozen):
     """What it allows the workload; None where no survey was made."""
 
     @property
-    def kind(self) -> str:
-        """``cpu`` or ``cuda``."""
-        return "cpu" if self.device.endswith(("cpu", RECORDED.device)) else "cuda"
+    def fills_tensor_cores(self) -> bool:
+        """Whether it trains under mixed precision on CUDA; nobody tells that of a loop."""
+        return not self.device.endswith("cpu") and self.precision.endswith("-mixed")
 
     def with_survey(self, survey: Survey) -> Self:
         """The machine with its survey, which may have chosen the number of threads."""
@@ -164,12 +164,12 @@ def surveyed(
         InputError: no batch size fits.
     """
     assert isinstance(worker, Worker)  # noqa: S101 (without_survey says so)
-    space = space_of(options, machine.kind)
+    space = space_of(options, machine.fills_tensor_cores)
     patience = HangWatch(options.wall_seconds, options.trial_seconds).limit
     size, lr = space.anchor
     baseline = round(size), lr
     # Where a schedule ends changes neither memory nor step times.
-    steps = options.budget.last_step(size) if options.counts_steps else STEPS
+    steps = options.budget.last_step(size) if options.budget_is_in_steps else STEPS
     code = value_of(call(worker, code_of, recipe, *baseline, steps, limit=patience))
     measured = (space.low, space.high, baseline, options.memory_limit)
     key = survey_key(code, recipe, settings, machine.model_dump(), measured)

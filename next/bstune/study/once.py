@@ -13,7 +13,7 @@ from bstune.recipe.found import remembered
 from bstune.study.begin import begin
 from bstune.study.loop import AskedTrial, HangWatch, train_here, training
 from bstune.study.machine import machine_of, surveyed
-from bstune.study.prepare import looked_up
+from bstune.study.prepare import fill_from_project
 from bstune.study.storage import StudyStorage
 from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, discard_folder, ensure_home, write_text
@@ -22,6 +22,8 @@ from bstune.trial.worker import AnyWorker, Worker
 
 def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
     """The survey of a workload, and whether it was kept from an earlier time.
+
+    It is all that ``bstune survey`` and :func:`bstune.survey` do.
 
     Raises:
         InputError: for recorded runs, which nothing trains, and where no batch size fits.
@@ -36,13 +38,17 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
         # A metric is not needed.
         any_target = Target("any", None if options.seeks_metric else 0.0, "min")
         options = options.model_copy(update={"target": options.target or any_target})
-        options, _ = looked_up(worker, workload.recipe, options, workload.command, patience)
+        options, _ = fill_from_project(
+            worker, workload.recipe, options, workload.commands.study, patience
+        )
         seconds = options.survey_seconds
         return surveyed(machine, worker, workload.recipe, options, workload.settings, seconds)
 
 
 def train_once(options: Options, workload: Workload) -> Record:
     """Train one configuration, ``trial.batch_size`` and ``trial.lr``, with its checkpoint.
+
+    A command that gives these two does it in place of a study.
 
     Its folder is inside ``output``, and has the record and the checkpoint of its end.
 
@@ -52,14 +58,13 @@ def train_once(options: Options, workload: Workload) -> Record:
     pair = options.trial.pair
     if pair is None:
         raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
-    study = options.study or workload.name
-    options = _with_what_was_found(options, study)
+    options = _with_what_was_found(options)
     of_study = StudyFolder(Path(options.output))
     batch_size, lr = pair
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
     asked = _one_run(options, folder, batch_size, lr)
-    with closing(begin(options, study, trains=workload.table is None, log=folder.log)) as begun:
+    with closing(begin(options, trains=workload.recipe is not None, log=folder.log)) as begun:
         try:
             record = _trained(options, workload, begun.worker, asked)
         except (InputError, StudyError):
@@ -73,14 +78,14 @@ def train_once(options: Options, workload: Workload) -> Record:
     return record
 
 
-def _with_what_was_found(options: Options, study: str) -> Options:
-    """Fill what is open by what a study of that name has found; InputError for what is missing."""
+def _with_what_was_found(options: Options) -> Options:
+    """Fill what is open by what a study of its name has found; InputError for what is missing."""
     if options.is_open("target") or options.is_open("budget.steps"):
-        storage = StudyStorage(options.storage, study)
+        storage = StudyStorage(options.storage, options.study_name)
         options = remembered(options, storage.setting)
         storage.discard()
     absent = [missing("target")] if options.is_open("target") else []
-    if options.trial.steps is None and not options.counts_steps:
+    if options.trial.steps is None and not options.budget_is_in_steps:
         absent.append(missing("budget.steps" if options.budget.seconds is None else "trial.steps"))
     if absent:
         raise InputError("\n".join(absent))

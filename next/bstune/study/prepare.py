@@ -1,6 +1,5 @@
 """What is found out of a project in the worker before a study begins, and the options it fills."""
 
-import importlib
 import time
 from typing import Any
 
@@ -8,12 +7,12 @@ from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Record
 from bstune.hardware.survey import Survey
 from bstune.options import Options, space_of
-from bstune.recipe import found as project
-from bstune.recipe.found import Found
+from bstune.recipe.found import Found, completed, piloted
 from bstune.recipe.recipe import Recipe
+from bstune.study.commands import Command
 from bstune.study.deadline import Deadline, pilot_seconds
 from bstune.study.loop import HangWatch
-from bstune.study.workload import Command
+from bstune.study.result import ResultWarning
 from bstune.system.ticker import say
 from bstune.trial.checks import Checks
 from bstune.trial.worker import AnyWorker, call, value_of
@@ -28,15 +27,15 @@ class OfProject(Frozen):
     """Of the training set."""
     parameters: int | None = None
     """Of the module, that are trained."""
-    schedules: tuple[tuple[str, str], ...] = ()
-    """State and remedy of each schedule that moves too rarely."""
+    warnings: tuple[ResultWarning, ...] = ()
+    """Of each schedule that moves too rarely."""
     schedule_follows: bool = False
     """Whether a schedule follows the trial's length, so that its budget sets it."""
     survey: Survey | None = None
     """By which a budget of seconds is one of steps, also when the study goes on."""
 
 
-def prepared(
+def prepare_project(
     worker: AnyWorker,
     recipe: Recipe,
     options: Options,
@@ -44,6 +43,8 @@ def prepared(
     deadline: Deadline | None,
 ) -> tuple[Options, OfProject, float]:
     """See that a project can be tuned, and fill all options that nobody gave.
+
+    A new study begins with it; one that goes on has all of this in its storage.
 
     Args:
         worker: that builds and trains the project.
@@ -62,23 +63,27 @@ def prepared(
     began = time.monotonic()
     limit = HangWatch(options.wall_seconds, options.trial_seconds).limit
     has_rule = options.scaling is not None
-    options, found = looked_up(worker, recipe, options, command, limit)
+    options, found = fill_from_project(worker, recipe, options, command, limit)
     until = None if deadline is None else deadline.preflight_until
     checks = _checked(worker, recipe, options, found, limit, until)
     project = OfProject(
         resumes=checks.resumes,
         examples=found.examples,
         parameters=found.parameters,
-        schedules=tuple((one.state, one.remedy) for one in checks.schedules if one.is_unmoved),
+        warnings=tuple(
+            ResultWarning(kind="schedule", fix=one.remedy, state=one.state)
+            for one in checks.schedules
+            if one.is_unmoved
+        ),
         schedule_follows=any(one.follows for one in checks.schedules),
     )
     if checks.is_sum and not has_rule:
         options = options.model_copy(update={"scaling": "none"})
     took = time.monotonic() - began
-    return _piloted(worker, recipe, options, found, limit), project, took
+    return _fill_from_pilot(worker, recipe, options, found, limit), project, took
 
 
-def looked_up(
+def fill_from_project(
     worker: AnyWorker,
     recipe: Recipe,
     options: Options,
@@ -86,6 +91,8 @@ def looked_up(
     limit: float,
 ) -> tuple[Options, Found]:
     """Fill the options that nobody gave by what the project tells, but for the target.
+
+    The first part of :func:`prepare_project`, and all that a survey without a study needs.
 
     Args:
         worker: that builds the project.
@@ -100,8 +107,8 @@ def looked_up(
     """
     baseline = options.baseline
     own = baseline.batch_size, baseline.lr
-    found: Found = _call(worker, "look_up.look_up", recipe, *own, limit=limit)
-    options, lines = project.completed(options, found, command)
+    found: Found = value_of(call(worker, _look_up, recipe, *own, limit=limit))
+    options, lines = completed(options, found, command)
     for line in lines:
         say(line)
     return options, found
@@ -122,15 +129,15 @@ def _checked(
     target = options.target or found.without_goal
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
-    budget = options.budget if options.counts_steps else None
+    budget = options.budget if options.budget_is_in_steps else None
     arguments = (recipe, sizes, lr, budget, target, until)
-    checks: Checks = _call(worker, "preflight.preflight", *arguments, limit=limit)
+    checks: Checks = value_of(call(worker, _preflight, *arguments, limit=limit))
     for line in checks.lines:
         say(line)
     return checks
 
 
-def _piloted(
+def _fill_from_pilot(
     worker: AnyWorker, recipe: Recipe, options: Options, found: Found, limit: float
 ) -> Options:
     """Fill a target that nobody gave, and a budget that nothing tells, by a short run."""
@@ -139,13 +146,13 @@ def _piloted(
     seconds = pilot_seconds(options.wall_seconds)
     target = options.target or found.without_goal
     batch_size, lr = _pair(options)
-    length = options.budget.last_step(batch_size) if options.counts_steps else None
+    length = options.budget.last_step(batch_size) if options.budget_is_in_steps else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
-    record: Record = _call(worker, "preflight.pilot", *arguments, limit=limit)
+    record: Record = value_of(call(worker, _pilot, *arguments, limit=limit))
     if record.status in ("diverged", "failed"):
         raise InputError(f"batch size {batch_size} and lr {lr:g} {record.status}: {record.message}")
-    options, line = project.piloted(options, found, record.finite_history)
+    options, line = piloted(options, found, record.finite_history)
     say(line)
     return options
 
@@ -154,15 +161,24 @@ def _pair(options: Options) -> tuple[int, float]:
     """The baseline or, without one, the geometric middle of the ranges."""
     if options.baseline.pair is not None:
         return options.baseline.pair
-    batch_size, lr = space_of(options, "cpu").anchor
+    batch_size, lr = space_of(options, fills_tensor_cores=False).anchor
     return round(batch_size), lr
 
 
-def _call(worker: AnyWorker, name: str, *arguments: Any, limit: float) -> Any:
-    """Call a function of ``bstune.trial`` in the worker, which has imported torch."""
-    return value_of(call(worker, _imported, name, *arguments, limit=limit))
+# The worker calls these: what they import imports torch.
+def _look_up(*arguments: Any) -> Found:
+    from bstune.trial.look_up import look_up
+
+    return look_up(*arguments)
 
 
-def _imported(name: str, *arguments: Any) -> Any:
-    module, _, function = name.partition(".")
-    return getattr(importlib.import_module(f"bstune.trial.{module}"), function)(*arguments)
+def _preflight(*arguments: Any) -> Checks:
+    from bstune.trial.preflight import preflight
+
+    return preflight(*arguments)
+
+
+def _pilot(*arguments: Any) -> Record:
+    from bstune.trial.preflight import pilot
+
+    return pilot(*arguments)

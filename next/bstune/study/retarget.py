@@ -151,7 +151,7 @@ def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
     if beyond:
         # Its first evaluation lies beyond the budget, and tells nothing.
         return {"status": "pruned", "steps": 0, "history": ()}
-    return {"status": "pruned"} if record.status in ("reached", "missed", "finished") else {}
+    return {"status": "pruned"} if record.has_trained else {}
 
 
 def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...]:

@@ -60,6 +60,6 @@ def least_steps(run: Record) -> float:
 
     A run that diverged or failed would not have reached it in all that it was allowed.
     """
-    if run.status in ("reached", "finished", "missed", "pruned"):
+    if run.has_trained:
         return max(run.steps_to_target, 1.0)
     return float(run.max_steps)

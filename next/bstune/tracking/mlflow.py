@@ -15,17 +15,16 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
-from bstune.core.noise_scale import NoiseScaleEstimate
+from bstune.core.errors import StudyError
 from bstune.core.records import Record
 from bstune.report.answer import render
-from bstune.study.result import Improvement, Interval, Speedup, StudyResult
-from bstune.system.files import StudyFolder, read_yaml
-from bstune.system.secrets import hide_in_text
+from bstune.study.result import StudyResult
+from bstune.system.files import StudyFolder, read_yaml, refuse_link
+from bstune.system.secrets import hide_in_error, hide_in_text
 from bstune.tracking import view
 
 if TYPE_CHECKING:
@@ -55,22 +54,6 @@ PARENT_TAG = "mlflow.parentRunId"
 STUDIES = f"tags.`{RESULT_TAG}` != ''"
 # mlflow's own limits of a request are 1,000 metrics, and 1,000 values in all.
 MOST_METRICS = 900
-# The other statuses stand for runs that did not train as asked.
-FINISHED = ("reached", "finished", "missed", "pruned")
-
-
-@dataclass(frozen=True)
-class MlflowAddress:
-    """Where a study can be looked at."""
-
-    command: str | None
-    """That serves a database; None where a server does already."""
-    url: str
-    """Of the view that has the curves of all studies."""
-
-    def __str__(self) -> str:
-        """Write both, a line each."""
-        return self.url if self.command is None else f"{self.command}\n  then open {self.url}"
 
 
 def log_study(
@@ -80,7 +63,7 @@ def log_study(
     *,
     uri: str,
     experiment: str,
-) -> MlflowAddress | str:
+) -> str:
     """Log a study that has ended; again for one that was continued.
 
     Args:
@@ -96,10 +79,10 @@ def log_study(
         server or a database that is down, slow or of another kind.
     """
 
-    def send(client: "MlflowClient") -> MlflowAddress:
-        experiment_id = _experiment_id(client, uri, experiment)
+    def send(client: "MlflowClient") -> str:
+        experiment_id = _experiment_id(client, result, uri, experiment)
         _log(client, experiment_id, result, records, folder)
-        return _address(uri, view.page(experiment_id))
+        return _where_to_look(uri, view.address(experiment_id))
 
     return _sent(uri, send)
 
@@ -126,7 +109,7 @@ def log_weights(
     def send(client: "MlflowClient") -> None:
         from mlflow.exceptions import MlflowException
 
-        experiment_id = _experiment_id(client, uri, experiment)
+        experiment_id = _experiment_id(client, result, uri, experiment)
         study_id = _study_id(result, records, folder)
         query = f"{STUDIES} and tags.`{STUDY_TAG}` = '{study_id}'"
         runs = client.search_runs([experiment_id], query, max_results=1)
@@ -167,17 +150,18 @@ def _sent(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
             with _whole_database(uri) as place:
                 _try_database(place)
                 return send(MlflowClient(place))
-        # What drivers and servers raise; requests' errors are OSErrors, and a server that is no
-        # MLflow answers no JSON.
+        # What drivers and servers raise; requests' errors are OSErrors, and those of a port that is
+        # no number and of an answer that is no JSON are ValueErrors.
         except (
             CommandError,
             ImportError,
             MlflowException,
             OSError,
             SQLAlchemyError,
-            json.JSONDecodeError,
+            StudyError,
+            ValueError,
         ) as error:
-            reason = hide_in_text(str(error).partition("\n")[0])
+            reason = hide_in_error(str(error).partition("\n")[0])
             return (
                 f"the same command logs to MLflow what is missing there: {hide_in_text(uri)} "
                 f"failed ({type(error).__name__}: {reason})"
@@ -211,6 +195,8 @@ def _whole_database(uri: str) -> Iterator[str]:
     from sqlalchemy.engine import Engine
 
     path = _sqlite_path(uri)
+    if path is not None:
+        refuse_link(Path(uri.removeprefix(SQLITE)))
     if path is None or path.exists():
         yield uri
         return
@@ -259,7 +245,7 @@ def _sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE)).resolve() if uri.startswith(SQLITE) else None
 
 
-def _experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
+def _experiment_id(client: "MlflowClient", result: StudyResult, uri: str, name: str) -> str:
     """Find the experiment, or make it with the view of its studies' curves."""
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -269,9 +255,11 @@ def _experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
         found = client.get_experiment(client.create_experiment(name, location))
     experiment_id = str(found.experiment_id)
     if view.NAME not in found.tags:
+        address = view.address(experiment_id)
         tags = {
-            view.NAME: view.tag(STUDIES, _milliseconds()),
-            "mlflow.note.content": view.description(experiment_id),
+            view.NAME: view.tag(STUDIES, _answer_values(result), _milliseconds()),
+            # All pages of the experiment show it, as Markdown.
+            "mlflow.note.content": f"[The studies' curves over batch size]({address})",
             # Its pages open among the runs, where this MLflow reads it.
             "mlflow.experimentKind": "custom_model_development",
         }
@@ -313,7 +301,7 @@ def _log(
     _send(client, run_id, _study_metrics(result), _study_params(result))
     if folder.config.is_file():
         client.log_inputs(run_id, [_dataset(result, folder)])
-    for path in (folder.curve, folder.page, folder.figure, folder.best, folder.config):
+    for path in (folder.result, folder.page, folder.figure, folder.best, folder.config):
         if path.is_file():
             client.log_artifact(run_id, str(path))
     for record in records:
@@ -389,10 +377,14 @@ def _log_trial(
     run = client.create_run(
         experiment_id, now - took, tags=tags, run_name=f"{result.study} {record.number}"
     )
-    values = {"batch_size": record.batch_size, "lr": record.lr, **record.values}
-    params = {**values, "seed": record.seed, "role": record.role}
-    if record.resumed_from is not None:
-        params["resumed_from"] = record.resumed_from
+    params = {
+        "batch_size": record.batch_size,
+        "lr": record.lr,
+        **record.values,
+        "seed": record.seed,
+        "role": record.role,
+        "resumed_from": record.resumed_from,
+    }
     last = {
         "steps": record.steps,
         "train_seconds": record.train_seconds,
@@ -410,7 +402,7 @@ def _log_trial(
             metrics += _metrics(over_time, now, round(1000 * each * step))
     run_id = run.info.run_id
     _send(client, run_id, metrics, _params(params))
-    status = "FINISHED" if record.status in FINISHED else "FAILED"
+    status = "FINISHED" if record.has_trained else "FAILED"
     client.set_terminated(run_id, status, now)
 
 
@@ -435,41 +427,39 @@ def _study_params(result: StudyResult) -> "list[Param]":
     if result.baseline is not None:
         params["baseline.batch_size"] = result.baseline.batch_size
         params["baseline.lr"] = result.baseline.lr
-        for name, value in result.baseline.values.items():
-            params[f"baseline.values.{name}"] = value
+    for name, configuration in (("baseline", result.baseline), ("best", result.best)):
+        if configuration is not None:
+            # Metrics would be charts, of other names in each study.
+            for key, value in configuration.values.items():
+                params[f"{name}.values.{key}"] = value
     return _params(params)
+
+
+def _answer_values(result: StudyResult) -> dict[str, float | None]:
+    """The answer's values by their metrics, which are the same for all studies."""
+    critical = result.critical
+    ends = ("value", "low", "high")
+    parts: list[tuple[str, object, Sequence[str]]] = [
+        ("best", result.best, ("batch_size", "lr", "steps", "seconds", "metric")),
+        ("baseline", result.baseline, ("metric",)),
+        ("speedup", result.speedup, ends),
+        ("improvement", result.improvement, ends),
+        ("critical_batch_size", critical, ("s_min",)),
+        ("critical_batch_size", critical and critical.interval, ends),
+        ("noise_scale", result.noise_scale, ends),
+        ("lr_exponent", result.lr_exponent, ends),
+    ]
+    values = {}
+    for name, part, fields in parts:
+        for field in fields:
+            values[f"{name}/{field}"] = None if part is None else getattr(part, field)
+    return values
 
 
 def _study_metrics(result: StudyResult) -> "list[Metric]":
     """Give the answer's values, and the curve, whose batch sizes stand in the place of steps."""
     now = _milliseconds()
-    values: dict[str, float | None] = {}
-    best = result.best
-    if best is not None:
-        values["best/batch_size"] = best.batch_size
-        values["best/lr"] = best.lr
-        for name, value in best.values.items():
-            values[f"best/{name}"] = value
-        values["best/steps"] = best.steps
-        values["best/seconds"] = best.seconds
-        values["best/metric"] = best.metric
-    if result.baseline is not None:
-        values["baseline/metric"] = result.baseline.metric
-    intervals: dict[str, Speedup | Improvement | Interval | NoiseScaleEstimate | None] = {
-        "speedup": result.speedup,
-        "improvement": result.improvement,
-    }
-    if result.critical is not None:
-        intervals["critical_batch_size"] = result.critical.interval
-        values["critical_batch_size/s_min"] = result.critical.s_min
-    intervals["noise_scale"] = result.noise_scale
-    intervals["lr_exponent"] = result.lr_exponent
-    for name, interval in intervals.items():
-        if interval is not None:
-            values[f"{name}/value"] = interval.value
-            values[f"{name}/low"] = interval.low
-            values[f"{name}/high"] = interval.high
-    metrics = _metrics(values, now)
+    metrics = _metrics(_answer_values(result), now)
     for point in result.curve:
         at_size = {
             "batch_size_curve/steps": point.steps,
@@ -505,13 +495,14 @@ def _milliseconds() -> int:
     return round(1000 * time.time())
 
 
-def _address(uri: str, page: str) -> MlflowAddress:
+def _where_to_look(uri: str, address: str) -> str:
+    """Write where the view that has the curves of all studies is, and what serves a database."""
     shown = hide_in_text(uri)
     if uri.startswith(("http://", "https://")):
-        return MlflowAddress(command=None, url=f"{shown.rstrip('/')}/{page}")
+        return f"{shown.rstrip('/')}/{address}"
     # By itself it starts 11 processes, which takes a minute on two cores.
     command = (
         f"MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 "
         f"--backend-store-uri {shlex.quote(shown)}"
     )
-    return MlflowAddress(command=command, url=f"{UI}/{page}")
+    return f"{command}\n  then open {UI}/{address}"

@@ -9,6 +9,7 @@ page. There the axis of a metric's steps is called "Step", whatever a step is: t
 import base64
 import json
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 # A changed view needs a new key: people may have changed the one that is there.
@@ -28,11 +29,6 @@ BARS = {
     "best/batch_size": "Best batch size",
     "best/seconds": "Seconds to target with it",
 }
-# All that a study logs beside its curve: MLflow adds a chart of each that was not deleted.
-INTERVALS = ("speedup", "improvement", "critical_batch_size", "noise_scale", "lr_exponent")
-FURTHER = [f"{name}/{end}" for name in INTERVALS for end in ("value", "low", "high")]
-FURTHER += [f"best/{name}" for name in ("batch_size", "lr", "steps", "seconds", "metric")]
-FURTHER += ["baseline/metric", "critical_batch_size/s_min"]
 # Columns of the table, with widths in pixels at which their names are seen whole.
 COLUMNS = {
     "tags.`bstune.verdict`": 120,
@@ -55,7 +51,7 @@ State = dict[str, Any]
 """A part of the state of MLflow's pages, as JSON has it."""
 
 
-def page(experiment_id: str) -> str:
+def address(experiment_id: str) -> str:
     """Give the address of the view, relative to MLflow's.
 
     It states the type of workflow: without it mlflow 3.17.2 opens the pages of traces.
@@ -66,21 +62,18 @@ def page(experiment_id: str) -> str:
     )
 
 
-def description(experiment_id: str) -> str:
-    """Write the experiment's description in Markdown, which all of its pages show."""
-    return f"[The studies' curves over batch size]({page(experiment_id)})"
-
-
-def tag(filter_of_studies: str, milliseconds: int) -> str:
+def tag(filter_of_studies: str, metrics: Iterable[str], milliseconds: int) -> str:
     """Give the view as the value of tag ``NAME``, packed as MLflow's pages do.
 
     Args:
         filter_of_studies: MLflow's search for the runs of studies.
+        metrics: all that a study may log beside its curve: MLflow adds a chart of each that was not
+            deleted.
         milliseconds: now.
     """
     charts = [_line(metric, title) for metric, title in LINES.items()]
     charts += [_bar(metric, title) for metric, title in BARS.items()]
-    charts += [_bar(metric, metric) | {"deleted": True} for metric in FURTHER]
+    charts += [_bar(metric, metric) | {"deleted": True} for metric in metrics]
     state = {
         "selectedColumns": list(COLUMNS),
         "columnOrder": [RUN_NAME, *COLUMNS, CREATED],

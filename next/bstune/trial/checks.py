@@ -47,12 +47,8 @@ class Schedule(Frozen):
 class Checks(Frozen):
     """What a preflight saw; what makes a study impossible was raised."""
 
-    batch_size: int
-    """At which it was trained: the smallest or, where that fails, the baseline's."""
     resumes: bool
     """Whether a resumed trial equals one that was never stopped."""
-    seeds_differ: bool
-    """Whether initial weights depend on the seed."""
     is_sum: bool
     """Whether the training loss is a sum over the batch, by which an SGD's steps grow."""
     schedules: tuple[Schedule, ...]

@@ -14,9 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._pytree import tree_leaves
 
-from bstune.core.clock import WARMUP_STEPS, TrainingClock
 from bstune.core.errors import InputError
-from bstune.core.evaluation_schedule import next_evaluation
 from bstune.recipe.recipe import PACKAGES, Recipe, TrialSettings
 from bstune.search.sampler import FrontierSampler
 from bstune.trial.batches import (
@@ -30,9 +28,10 @@ from bstune.trial.batches import (
     set_rng_state,
     validation_in,
 )
+from bstune.trial.evaluations import Evaluations
 from bstune.trial.noise_beside import NoiseBesideTraining
+from bstune.trial.optuna_trial import OptunaTrial
 from bstune.trial.other_optimizer import OtherOptimizer
-from bstune.trial.own_study import TrialOfStudy
 from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer
 from bstune.trial.trial import Trial, as_printed
 from bstune.trial.worker import listen
@@ -57,6 +56,8 @@ NEVER = 10**18
 def train(recipe: Recipe, trial: Trial) -> None:
     """Train a trial by Lightning's Trainer until it ends, and report its evaluations.
 
+    A study's worker calls it with each trial.
+
     Raises:
         InputError: the data's loader or the target's metric cannot be used.
         Exception: whatever the user's code raises.
@@ -72,16 +73,18 @@ def fit(
     callbacks: Sequence[Callback],
     resume_from: Path | None = None,
     *,
-    own_training: bool = False,
+    quiet: bool = True,
 ) -> Trainer:
     """Build what is trained, and give it to the user's Trainer, in batches of exactly B examples.
+
+    All training goes through it: trials, that of the best, and a few steps of look-up and survey.
 
     Args:
         recipe: what is trained.
         trial: its batch size, rate, seed and length.
         callbacks: which evaluate and stop it.
         resume_from: a checkpoint of the same trial.
-        own_training: whether it prints, logs and writes as the user's Trainer does.
+        quiet: nothing is printed, logged or written; else as the user's Trainer does it.
 
     Returns:
         The Trainer, which has the module as ``lightning_module``.
@@ -91,11 +94,11 @@ def fit(
         Exception: whatever the user's code raises.
     """
     with warnings.catch_warnings():
-        if not own_training:
+        if quiet:
             # Lightning's advice, such as on the number of a loader's workers.
             for package in PACKAGES:
                 warnings.filterwarnings("ignore", module=package.partition(".")[0])
-        return _fit(recipe, trial, callbacks, resume_from, own_training)
+        return _fit(recipe, trial, callbacks, resume_from, quiet)
 
 
 def _fit(
@@ -103,7 +106,7 @@ def _fit(
     trial: TrialSettings,
     callbacks: Sequence[Callback],
     resume_from: Path | None,
-    own_training: bool,
+    quiet: bool,
 ) -> Trainer:
     listen()
     if recipe.threads is not None:
@@ -139,7 +142,7 @@ def _fit(
     if recipe.override_lr:
         first.append(RateOverride(trial.lr))
     callbacks = [*first, *callbacks]
-    trainer = make_trainer(recipe, trial, module, callbacks, sizes, own_training=own_training)
+    trainer = make_trainer(recipe, trial, module, callbacks, sizes, quiet=quiet)
     # The loader ends its epochs there itself: a fit that is resumed has to know where one ended.
     limit, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
     fitted: Any = module
@@ -264,13 +267,11 @@ class StopAtTarget(CountsSteps):
 
     def __init__(self, trial: Any, sampler: FrontierSampler | None = None) -> None:
         super().__init__()
-        self.trial: Trial = TrialOfStudy(trial, sampler) if sampler else trial
+        self.trial: Trial = OptunaTrial(trial, sampler) if sampler else trial
         self._is_due = False
         self._is_saving = False
         self._resumed: RngState | None = None
-        # The evaluations of the schedule: one that is made only because a trial stops is none of
-        # them, so that a resumed trial is evaluated where one that never stopped is.
-        self._on_schedule: list[tuple[int, float]] = []
+        self.evaluations = Evaluations(self.trial)
         # What schedules read of the evaluations of the schedule.
         self._metrics: dict[str, torch.Tensor] = {}
 
@@ -283,7 +284,7 @@ class StopAtTarget(CountsSteps):
         """Give what a checkpoint has to keep, in plain data."""
         return {
             "steps": self.steps,
-            "on_schedule": self._on_schedule,
+            "on_schedule": self.evaluations.on_schedule,
             "metrics": self._metrics,
             "random": rng_state(),
         }
@@ -291,7 +292,7 @@ class StopAtTarget(CountsSteps):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, once the training starts."""
         self.steps = state_dict["steps"]
-        self._on_schedule = state_dict["on_schedule"]
+        self.evaluations = Evaluations(self.trial, state_dict["on_schedule"])
         self._metrics = state_dict["metrics"]
         self._resumed = state_dict["random"]
 
@@ -302,7 +303,7 @@ class StopAtTarget(CountsSteps):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a resumed trial where it was, and start the clock."""
-        self._examples = validation_examples(trainer, self.trial.batch_size)
+        examples = validation_examples(trainer, self.trial.batch_size)
         self._evaluates_epochs = any(
             config.reduce_on_plateau and config.interval == "epoch"
             for config in trainer.lr_scheduler_configs
@@ -312,24 +313,8 @@ class StopAtTarget(CountsSteps):
             trainer.callback_metrics.update(self._metrics)
             if isinstance(trainer.train_dataloader, AnyLoader):
                 trainer.train_dataloader.seek(_batches(trainer))
-        on_cuda = pl_module.device.type == "cuda"
-        self.clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
         super().on_train_start(trainer, pl_module)
-        self._begin_segment(trainer, cold_steps=WARMUP_STEPS)
-
-    def _begin_segment(self, trainer: Trainer, cold_steps: int) -> None:
-        """Train on to the next evaluation; the first steps are not timed if others follow."""
-        trial = self.trial
-        self._due = next_evaluation(
-            self._on_schedule,
-            trial.target,
-            trial.batch_size,
-            self._examples,
-            first=trial.spec.first_evaluation,
-        )
-        self._first_step = self._timed_from = self.steps
-        self._last_cold = self.steps + cold_steps
-        self.clock.start()
+        self.evaluations.begin(self.steps, examples, on_cuda=pl_module.device.type == "cuda")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -343,21 +328,18 @@ class StopAtTarget(CountsSteps):
                 f"no optimizer step was made in {BATCHES_TO_STEP} batches: in training_step, step "
                 f"the optimizers that self.optimizers() gives"
             )
-        self._is_scheduled = self.steps >= self._due
+        self._is_scheduled = self.steps >= self.evaluations.due
         if self._evaluates_epochs and trainer.is_last_batch:
             self._is_scheduled = True
         is_last = self.steps >= self.trial.max_steps or self._is_late(trainer)
         self._is_due = self.steps > self.trial.steps and (self._is_scheduled or is_last)
         # Lightning evaluates after batches whose number is a multiple of this.
         trainer.val_check_batch = _batches(trainer) if self._is_due else NEVER
-        if not self._is_due:
-            if has_stepped and self.steps <= self._last_cold:
-                self._timed_from = self.steps
-                self.clock.start()
-        else:
-            self.clock.stop(self.steps - self._first_step, self.steps - self._timed_from)
-            self._random = rng_state()
+        if self._is_due:
+            self.evaluations.pause(self.steps)
             self._metrics = _copied(trainer.callback_metrics)
+        elif has_stepped:
+            self.evaluations.step(self.steps)
 
     def _is_late(self, trainer: Trainer) -> bool:
         """Whether the trial's time is over: for all devices, or for none."""
@@ -377,24 +359,20 @@ class StopAtTarget(CountsSteps):
         # Lightning evaluates on its own before a training, and where another call-back ends it.
         if not self._is_due:
             return
-        # The training goes on as if there had been no evaluation.
-        set_rng_state(self._random)
         name = self.trial.target.metric
         if name not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise InputError(f"the target's metric is {name!r}, but the module logs {logged}")
         value = trainer.strategy.broadcast(as_printed(float(trainer.callback_metrics[name])))
         if self._is_scheduled:
-            self._on_schedule.append((self.steps, value))
             self._metrics = _copied(trainer.callback_metrics)
-        goes_on = self.trial.report(self.steps, value, seconds=self.clock.seconds)
+        goes_on = self.evaluations.report(self.steps, value, self._is_scheduled)
         is_saved = self.trial.worth_saving
         # The first device decides, on one device as on many.
         goes_on, is_saved = trainer.strategy.broadcast((goes_on, is_saved))
         if goes_on:
-            # The step after an evaluation finds cold caches; that of an epoch's start is timed, as
-            # the start is a part of the training.
-            self._begin_segment(trainer, cold_steps=0 if trainer.is_last_batch else 1)
+            # The step at an epoch's start is timed, as the start is a part of the training.
+            self.evaluations.go_on(self.steps, cold_steps=0 if trainer.is_last_batch else 1)
             return
         trainer.should_stop = True
         if self.trial.save_to is not None and is_saved:

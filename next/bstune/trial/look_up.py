@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Mode
-from bstune.core.rules import DEFAULT_RULE, Rule
+from bstune.core.rules import DEFAULT_RULE
+from bstune.options import RATES
 from bstune.recipe.found import Found, chosen_metric
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings, settings_of
+from bstune.recipe.recipe import Recipe, TrialSettings, settings_of
 from bstune.trial.batches import AnyLoader, count_examples, own_batch_size
 from bstune.trial.lightning import fit
 from bstune.trial.trainer import base_rates, callbacks_of
@@ -215,7 +216,7 @@ def _look_up(
         metric=metric,
         untrained=looked.metrics.get(metric or ""),
         mode=mode,
-        rule=rule_of(optimizers),
+        rule="linear" if is_sgd(optimizers) else DEFAULT_RULE,
         parameters=sum(one.numel() for one in module.parameters() if one.requires_grad),
         values=values,
         sources=sources,
@@ -294,8 +295,7 @@ def _monitors(trainer: Trainer, arguments: dict[str, Any]) -> dict[str, Mode]:
     return monitors
 
 
-def rule_of(optimizers: list[Any]) -> Rule:
-    """The scaling rule that suits optimizers: linear for SGD and its kind, else sqrt."""
+def is_sgd(optimizers: list[Any]) -> bool:
+    """Whether all optimizers are SGD or of its kind, by the names of their classes."""
     names = [" ".join(base.__name__ for base in type(one).__mro__) for one in optimizers]
-    is_sgd = bool(names) and all("sgd" in name.lower() for name in names)
-    return "linear" if is_sgd else DEFAULT_RULE
+    return bool(names) and all("sgd" in name.lower() for name in names)

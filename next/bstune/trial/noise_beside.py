@@ -64,11 +64,11 @@ class NoiseBesideTraining(Callback):
             trial.noise_scale += [(own.steps, *one) for one in terms]
             steps = own.steps - trial.first_step
             if steps:
-                self._cost = (time.perf_counter() - began) * steps / own.clock.seconds
+                self._cost = (time.perf_counter() - began) * steps / own.evaluations.clock.seconds
         # Half a batch may be too small for the user's code, or the copy too large for the memory.
         except InputError:
             self._cost = math.inf
-        own.clock.start()
+        own.evaluations.clock.start()
 
 
 def measure(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> list[Terms]:

@@ -28,7 +28,7 @@ from bstune.recipe.recipe import Recipe, TrialSettings, settings_of
 from bstune.system.failures import one_line
 from bstune.trial.checks import Checks, Schedule
 from bstune.trial.lightning import StopAtTarget, fit
-from bstune.trial.look_up import STEPS, loader_of, look, rule_of
+from bstune.trial.look_up import STEPS, Looked, is_sgd, loader_of, look
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.trainer import base_rates
 from bstune.trial.trial import Trial, may_be_of_size
@@ -79,6 +79,10 @@ STARTS_AFRESH = (
     "changes in training has to be in the checkpoint, in plain data, such as a schedule that "
     "configure_optimizers returns"
 )
+READS_TRAINING = (
+    "stopped trials start afresh, as {} reads {}, whose mean over an epoch no checkpoint keeps: "
+    "let it monitor a metric of validation"
+)
 IS_SUM = (
     "the training loss is a sum over the batch, so that the best lr grows by a factor of 1/B less "
     "than a mean's: scaling=none is expected, unless another rule is given"
@@ -123,6 +127,8 @@ def preflight(
 ) -> Checks:
     """See that rate, metric, seeds, schedule and resumption are what a study takes them for.
 
+    A new study's worker calls it once, after the look-up.
+
     Args:
         recipe: of the project.
         sizes: the smallest batch size, the baseline's and the largest.
@@ -139,42 +145,43 @@ def preflight(
     """
     low, batch_size, high = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
-    trainer = _looked(recipe, batch_size, lr, target)
+    looked = _looked(recipe, batch_size, lr, target)
+    trainer = looked.trainer
     other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
     _check_rate(recipe, trainer, other, batch_size, lr, target)
     if recipe.noise_scale:
         fit(copy.deepcopy(recipe), settings_of(batch_size, lr, 1), [NoiseBesideTraining()])
-    seeds_differ = not _are_equal(_weights(trainer), _weights(other))
+    lines = []
+    if _are_equal(_weights(trainer), _weights(other)):
+        lines.append(SAME_WEIGHTS.format(type(other.lightning_module).__name__))
     schedules = schedules_of(recipe, batch_size, lr, budget)
     if not all(schedule.follows for schedule in schedules):
         _check_schedules(recipe, sizes, lr, budget)
     if low == batch_size:
         _check_validation(recipe, high, lr, batches=1)
-    trained_at, resumes = _resumption(recipe, (low, batch_size), lr, budget, target, until)
+    resumes = _resumption(recipe, (low, batch_size), lr, budget, target, until)
+    read_training = _read_training(looked)
     # Without time for a resumption there is none for this.
-    may_sum = resumes is not None and rule_of(other.optimizers) == "linear"
+    may_sum = resumes is not None and is_sgd(other.optimizers)
     is_sum = may_sum and _is_sum(recipe, batch_size, lr)
-    lines = []
-    if not seeds_differ:
-        lines.append(SAME_WEIGHTS.format(type(other.lightning_module).__name__))
     lines += [f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved]
     if resumes is None:
         lines.append(NO_TIME)
     elif not resumes:
         lines.append(STARTS_AFRESH)
+    else:
+        lines += read_training
     if is_sum:
         lines.append(IS_SUM)
     return Checks(
-        batch_size=trained_at,
-        resumes=bool(resumes),
-        seeds_differ=seeds_differ,
+        resumes=bool(resumes) and not read_training,
         is_sum=is_sum,
         schedules=tuple(schedules),
         lines=tuple(lines),
     )
 
 
-def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Trainer:
+def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Looked:
     """Set a training up and evaluate it; InputError where the metric or validation cannot serve."""
     batches = 1 if target.goal is None else -1
     try:
@@ -185,7 +192,18 @@ def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Train
             _check_validation(recipe, batch_size, lr, batches)
         raise
     _check_metric(looked.metrics, target)
-    return looked.trainer
+    return looked
+
+
+def _read_training(looked: Looked) -> list[str]:
+    """What to say of schedules that step by a mean over an epoch of training."""
+    return [
+        READS_TRAINING.format(type(config.scheduler).__name__, config.monitor)
+        for config in looked.trainer.lr_scheduler_configs
+        if config.reduce_on_plateau
+        and config.interval == "epoch"
+        and config.monitor not in looked.metrics
+    ]
 
 
 def _check_schedules(
@@ -209,20 +227,19 @@ def _resumption(
     budget: Budget,
     target: Target,
     until: float | None,
-) -> tuple[int, bool | None]:
-    """The batch size at which a resumption was tried, and whether it is as of :func:`_resumes`.
+) -> bool | None:
+    """As :func:`_resumes`, at the smallest batch size or, where that fails, at the baseline's.
 
-    It is the smallest or, where that does not train, the baseline's: BatchNorm trains on no batch
-    of 1, and some samplers give none.
+    BatchNorm trains on no batch of 1, and some samplers give none.
     """
     low, batch_size = sizes
     try:
-        return low, _resumes(recipe, low, lr, budget, target, until)
+        return _resumes(recipe, low, lr, budget, target, until)
     except Exception as error:
         if low == batch_size or not may_be_of_size(error):
             raise
     _check_validation(recipe, low, lr, batches=1)
-    return batch_size, _resumes(recipe, batch_size, lr, budget, target, until)
+    return _resumes(recipe, batch_size, lr, budget, target, until)
 
 
 def _check_metric(metrics: Mapping[str, float], target: Target) -> None:
@@ -534,6 +551,8 @@ def pilot(
 ) -> Record:
     """Train the baseline for some seconds, to see what it reaches.
 
+    The worker calls it after the preflight, where nobody gave a target or a budget.
+
     Args:
         recipe: of the project.
         batch_size, lr: of the baseline.
@@ -564,7 +583,6 @@ def pilot(
         record = trial.record()
         ended = now()
         growth = _of_first(min(GROWTH, (until - ended) / (ended - began)))
-        has_ended = record.status not in ("pruned", "missed", "finished")
-        if length is not None or growth < WORTHWHILE or has_ended:
+        if length is not None or growth < WORTHWHILE or not record.has_trained:
             return record
         steps = math.ceil(growth * steps)

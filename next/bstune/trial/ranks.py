@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bstune.trial.worker import Answer, Failure, Worker
+from bstune.trial.worker import Failure, Returned, Worker
 
 # Seconds that the others get once one process is done: one that has failed is waited for in vain.
 PATIENCE = 5.0
@@ -31,7 +31,7 @@ class Ranks:
     def __init__(self, log: Path, count: int, preload: Sequence[str] | None = None) -> None:
         arguments: dict[str, Any] = {} if preload is None else {"preload": preload}
         self._workers = [Worker(log, **arguments) for _ in range(count)]
-        self._outcomes: dict[int, Answer | Failure] = {}
+        self._outcomes: dict[int, Returned | Failure] = {}
         self._first_done = 0.0
 
     def start(self) -> None:
@@ -47,7 +47,7 @@ class Ranks:
         for rank, worker in enumerate(self._workers):
             worker.submit(_call_in_group, _environment(rank, count, port), function, args)
 
-    def poll(self, seconds: float) -> Answer | Failure | None:
+    def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of the function, at most so long; None while it works."""
         end = time.monotonic() + seconds
         while True:
@@ -63,7 +63,7 @@ class Ranks:
             if outcome is not None or time.monotonic() >= end:
                 return outcome
 
-    def _outcome(self) -> Answer | Failure | None:
+    def _outcome(self) -> Returned | Failure | None:
         """What counts: a failure, else the first process's, else that of one that ended early."""
         for outcome in self._outcomes.values():
             if isinstance(outcome, Failure):
@@ -87,10 +87,10 @@ class Ranks:
         at_work = [one for rank, one in enumerate(self._workers) if rank not in self._outcomes]
         return max((worker.silent_seconds for worker in at_work), default=0.0)
 
-    def kill(self, reason: str) -> None:
-        """End the processes; the next poll gives a Failure."""
+    def kill(self, limit: float) -> None:
+        """End processes of which one said nothing for so long; the next poll gives a Failure."""
         for worker in self._workers:
-            worker.kill(reason)
+            worker.kill(limit)
 
     def close(self) -> None:
         """End the processes, if they were started."""

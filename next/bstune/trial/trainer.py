@@ -123,9 +123,9 @@ def make_trainer(
     callbacks: Sequence[Callback],
     micro_batch_sizes: Sequence[int],
     *,
-    own_training: bool = False,
+    quiet: bool,
 ) -> Trainer:
-    """Make the Trainer of a trial, of the package that the module's class is of.
+    """Make the Trainer of a fit, of the package that the module's class is of.
 
     Args:
         recipe: whose arguments of the Trainer are kept, where bstune does not set them.
@@ -133,7 +133,7 @@ def make_trainer(
         module: that is trained.
         callbacks: of bstune's own, which come last.
         micro_batch_sizes: examples of each micro-batch of a batch on this device.
-        own_training: whether it prints, logs and writes as the user's Trainer does.
+        quiet: nothing is printed, logged or written; else as the user's Trainer does it.
 
     Raises:
         InputError: the device cannot do the recipe's precision, an option contradicts the Trainer's
@@ -148,7 +148,7 @@ def make_trainer(
         )
     package = import_module(package_of(module))
     arguments = recipe.trainer(trial)
-    kinds = CHOOSING if own_training else CHOOSING + WRITING
+    kinds = CHOOSING + WRITING if quiet else CHOOSING
     left_out = tuple(getattr(package.callbacks, kind) for kind in kinds)
     kept = [one for one in callbacks_of(arguments) if not isinstance(one, left_out)]
     weights = [MicroBatchWeights(micro_batch_sizes)] if count > 1 else []
@@ -172,7 +172,7 @@ def make_trainer(
         "barebones": False,
         "limit_val_batches": arguments.get("limit_val_batches") or None,
     }
-    if not own_training:
+    if quiet:
         for name in PACKAGES:
             logging.getLogger(name).setLevel(logging.WARNING)
         # It takes whatever a module's hooks do with self.logger.experiment, and keeps nothing.

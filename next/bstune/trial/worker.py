@@ -28,6 +28,7 @@ import cloudpickle
 
 from bstune.core.errors import BstuneError, InputError, UserCodeError
 from bstune.system.failures import last_lines, one_line, where_in_dump
+from bstune.system.files import appending
 from bstune.trial.by_value import import_in_order, send_by_value, users_modules
 
 # The number of a function that the template gives, which knows none.
@@ -57,7 +58,7 @@ ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class Returned:
     """What a function returned."""
 
     value: Any
@@ -90,11 +91,11 @@ class AnyWorker(Protocol):
     def submit(self, function: Callable[..., Any], *args: Any) -> None:
         """Send a function, which is called as ``function(*args)``."""
 
-    def poll(self, seconds: float) -> Answer | Failure | None:
+    def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of it, at most so long; None while it works."""
 
-    def kill(self, reason: str) -> None:
-        """End the process; the next poll gives a Failure."""
+    def kill(self, limit: float) -> None:
+        """End a process that said nothing for so many seconds; the next poll gives a Failure."""
 
     def close(self) -> None:
         """End the process, if one was started."""
@@ -130,15 +131,15 @@ class Worker:
         """Begin to import the modules, before there is a function to call."""
         if self._process is not None:
             return
-        ours, theirs = socket.socketpair()
-        # It closes when this process dies, however it dies: then the template ends the others.
-        lifeline_end, self._lifeline = os.pipe()
-        self._has_started = False
-        # How the script starts the processes of its loaders; None: as Python does.
-        start_method = multiprocessing.get_start_method(allow_none=True)
-        arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
-        with self._log.open("ab") as log:
+        with appending(self._log) as log:
             self._log_start = log.tell()
+            ours, theirs = socket.socketpair()
+            # It closes when this process dies, however it dies: then the template ends the others.
+            lifeline_end, self._lifeline = os.pipe()
+            self._has_started = False
+            # How the script starts the processes of its loaders; None: as Python does.
+            start_method = multiprocessing.get_start_method(allow_none=True)
+            arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
             self._process = subprocess.Popen(  # noqa: S603 (it is this package)
                 [
                     *(sys.executable, "-u", "-X", "faulthandler", "-c"),
@@ -174,7 +175,7 @@ class Worker:
             self.start()
             self._connection.send((self._number, task))
 
-    def poll(self, seconds: float) -> Answer | Failure | None:
+    def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of the function, at most so long; None while it works."""
         if self._killed is not None:
             return self._killed
@@ -190,7 +191,7 @@ class Worker:
             if isinstance(message, str):
                 self.told, message = message, None
             if message is not None and number in (self._number, ANY_NUMBER):
-                outcome: Answer | Failure | str = pickle.loads(message)  # noqa: S301 (our process)
+                outcome: Returned | Failure | str = pickle.loads(message)  # noqa: S301 (ours)
                 if isinstance(outcome, str):
                     outcome = self._died(outcome)
                 self._log_start = self._log.stat().st_size
@@ -216,11 +217,15 @@ class Worker:
         """
         return time.monotonic() - self._heard if self._has_started else 0.0
 
-    def kill(self, reason: str) -> None:
+    def kill(self, limit: float) -> None:
         """End the process and those that it started; the next poll gives a Failure.
 
         Its reason ends with the user's file and line at which one of them was.
+
+        Args:
+            limit: seconds that the process may say nothing for, and did.
         """
+        reason = f"it said nothing for {limit:.0f} s; trial_seconds sets that limit"
         place = self._where_it_is()
         self._end()
         self._killed = Failure(f"{reason} ({place})" if place else reason)
@@ -283,11 +288,11 @@ class InProcess:
         """Keep a function, which the next poll calls."""
         self._task = _dumped(function, args)
 
-    def poll(self, seconds: float) -> Answer | Failure | None:
+    def poll(self, seconds: float) -> Returned | Failure | None:
         """Call the function, however long it takes."""
         return _call(self._task)
 
-    def kill(self, reason: str) -> None:
+    def kill(self, limit: float) -> None:
         """Do nothing: nothing runs between two calls."""
 
     def close(self) -> None:
@@ -296,8 +301,10 @@ class InProcess:
 
 def call(
     worker: AnyWorker, function: Callable[..., Any], *args: Any, limit: float
-) -> Answer | Failure:
+) -> Returned | Failure:
     """Send a function and wait for what becomes of it.
+
+    Look-ups, preflight and survey are called so; trials by :func:`bstune.study.loop.training`.
 
     Args:
         worker: that calls it.
@@ -307,11 +314,11 @@ def call(
     worker.submit(function, *args)
     while (outcome := worker.poll(POLL_SECONDS)) is None:
         if worker.silent_seconds > limit:
-            worker.kill(f"it said nothing for {limit:.0f} s; trial_seconds sets that limit")
+            worker.kill(limit)
     return outcome
 
 
-def value_of(outcome: Answer | Failure) -> Any:
+def value_of(outcome: Returned | Failure) -> Any:
     """What a function returned.
 
     Raises:
@@ -334,7 +341,7 @@ def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     return pickle.dumps((users_modules(), called))
 
 
-def _call(task: bytes) -> Answer | Failure:
+def _call(task: bytes) -> Returned | Failure:
     """Call a function that was sent."""
     try:
         listen()
@@ -346,7 +353,7 @@ def _call(task: bytes) -> Answer | Failure:
         # What the function says first is told at once.
         _Progress.told = 0.0
         function, args = cloudpickle.loads(called)
-        return Answer(function(*args))
+        return Returned(function(*args))
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         refusal = error if isinstance(error, BstuneError) else None
@@ -363,6 +370,8 @@ class _Progress:
 
 def tell_progress(what: Callable[[], str] = str) -> None:
     """Say that the function which is called here works; elsewhere it does nothing.
+
+    Trainings call it in each batch and evaluation: a process that says nothing for long hangs.
 
     Args:
         what: gives what it has come to.
@@ -385,6 +394,8 @@ def template(
     descriptor: int, lifeline: int, preload: Sequence[str], start_method: str | None
 ) -> None:
     """Be the template: import modules, and fork a process whenever there is none.
+
+    ``PROGRAM``, which a :class:`Worker` starts, does nothing else.
 
     Args:
         descriptor: of the socket on which functions come.
@@ -445,7 +456,7 @@ def _serve(connection: Connection) -> None:
             _send(connection, number, Failure(one_line(error)))
 
 
-def _send(connection: Connection, number: int, outcome: Answer | Failure | str) -> None:
+def _send(connection: Connection, number: int, outcome: Returned | Failure | str) -> None:
     """Send what became of a function; a text says how its process ended."""
     connection.send((number, cloudpickle.dumps(outcome)))
 

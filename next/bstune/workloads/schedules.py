@@ -17,7 +17,7 @@ def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size:
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
 
 
-def linear(optimizer: Optimizer, total_steps: int, warmup: float) -> LambdaLR:
+def warmup_then_linear(optimizer: Optimizer, total_steps: int, warmup: float) -> LambdaLR:
     """Make a rate that falls linearly to 0 at ``total_steps``, after a warm-up of a share of them.
 
     Step t (from 0) uses lr (t + 1)/n in the n = round(warmup total_steps) steps of the warm-up,
@@ -26,8 +26,8 @@ def linear(optimizer: Optimizer, total_steps: int, warmup: float) -> LambdaLR:
     return _warmed(optimizer, total_steps, warmup, lambda share: 1.0 - share)
 
 
-def cosine(optimizer: Optimizer, total_steps: int, warmup: float) -> LambdaLR:
-    """Make a rate that falls as :func:`linear`, but by lr (1 + cos(pi x))/2."""
+def warmup_then_cosine(optimizer: Optimizer, total_steps: int, warmup: float) -> LambdaLR:
+    """Make a rate that falls as :func:`warmup_then_linear`, but by lr (1 + cos(pi x))/2."""
     return _warmed(optimizer, total_steps, warmup, lambda x: 0.5 * (1.0 + math.cos(math.pi * x)))
 
 

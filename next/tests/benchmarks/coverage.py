@@ -5,7 +5,7 @@
 Names are tables and kinds of synthetic laws. A row is a search that has spent 40 times what the
 best cell costs, and the critical batch size that a study prints then: an end that trials leave open
 is null; ``quantiles`` are the posterior's, by which widths are compared. The truth is where the
-slope of log S* over log B is -1/2. The old rows (38d319c7, tests/benchmarks/coverage.jsonl) are
+slope of log S* over log B is -1/2. Old rows (bstune 0.1, tests/benchmarks/coverage.jsonl) are
 quantiles, without open ends.
 """
 

@@ -24,13 +24,12 @@ from common import run_gate
 from synthetic import KINDS, draw_law, law_table
 
 import bstune
-from bstune.api import workload_from_config
 from bstune.config import compose
 from bstune.core.errors import BstuneError
 from bstune.report.answer import answer, header, render
 from bstune.report.figure import curve_figure
-from bstune.report.read import read_records
-from bstune.studied import run_study
+from bstune.run_study import run_study
+from bstune.study.folder import read_records
 from bstune.system import console
 from bstune.trial.table import find_table
 
@@ -96,7 +95,7 @@ def run(drawn, seed, folder):
             # The command line fills in the table's.
             none = options.baseline.model_copy(update={"batch_size": None, "lr": None})
             options = options.model_copy(update={"baseline": none})
-        run_study(options, workload_from_config(composed, line))
+        run_study(options, composed.workload())
 
 
 def arguments(drawn, seed, folder):
@@ -141,7 +140,7 @@ def wrong(result, folder):
 
 
 def of_verdict(result, rows, records, folder):
-    """Line 1, the intervals and the verdict's definition (design.md, section 1)."""
+    """Line 1, the intervals and the verdict's definition."""
     line = next(iter(rows))
     if result.objective == "curve" and result.reached:
         if result.verdict is not None or line != "Critical" or "Train" in rows:

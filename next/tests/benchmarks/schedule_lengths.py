@@ -13,7 +13,7 @@ A law: a run of length h reaches the target if h is at least S(B, lr) exp(0.1 z)
 seed, at step S^(1 - m) h^m; at its end the metric is f + (goal - f)(S/h)^p with noise. S is the
 law of McCandlish et al. with a parabola in log2(lr/lr*(B)), and beyond an edge a run diverges.
 
-The old rows are those of the old package's ``bench_horizon.py`` (code "now" of its
+The old rows are those of bstune 0.1 (38d319c7, ``bench_horizon.py``, code "now" of its
 ``horizon.jsonl``), of the same problems.
 """
 
@@ -70,7 +70,7 @@ class Law:
 
     @staticmethod
     def draw(number):
-        """The law of a number, in the order of draws of the old benchmark."""
+        """The law of a number, in the order of draws of 0.1's benchmark."""
         rng = np.random.default_rng([number, 5])
         return Law(
             of=synthetic.draw_law("noise 10%", number),
@@ -240,7 +240,7 @@ def search(problem, seed, baseline_first):
 
 def measure(problem, seed, baseline_first):
     """What the choices of one search take, over the least cost."""
-    # What the old benchmark added to the seeds of a law.
+    # What 0.1's benchmark added to the seeds of a law.
     seed += 1000 * LAWS.index(problem) if problem in LAWS else 0
     problem = problem_of(problem)
     path = list(search(problem, seed, baseline_first))

@@ -1,6 +1,6 @@
 """Laws whose critical batch size is known, and tables whose trials follow them, each with noise.
 
-Kinds, draws and streams of random numbers are those of the old package's benchmark (38d319c7,
+Kinds, draws and streams of random numbers are those of the benchmark of bstune 0.1 (38d319c7,
 tests/synthetic.py and tests/benchmarks/bench_coverage.py): a kind and a seed are the same law, and
 a trial's seed the same run.
 """

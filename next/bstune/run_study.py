@@ -1,32 +1,35 @@
-"""A study from its begin to its files: search, new seeds, answer, MLflow."""
+"""A study from its begin to its files: search, new seeds, answer, MLflow.
+
+:func:`run_study` runs :func:`study_trials`, which prepares the study, trains until the answer is
+settled, and writes it. The trials come from :mod:`bstune.study.loop`.
+"""
 
 import importlib
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import yaml
-
 from bstune.core.records import Record
 from bstune.hardware.survey import Survey
 from bstune.options import Options
 from bstune.recipe.found import remembered
+from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
-from bstune.report.read import read_result
 from bstune.result import Result
-from bstune.study.analysis import Study
+from bstune.study.advice import followed
+from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.begin import Begun, begin, further_workers
 from bstune.study.deadline import Deadline, limited
-from bstune.study.finish import TrialsFile, write_asked, write_study
-from bstune.study.loop import AskedTrial, Crew, HangWatch
+from bstune.study.folder import TrialsFile, config_text, read_result, write_asked, write_study
+from bstune.study.loop import AskedTrial, Crew, HangWatch, Observer, asked_batches, train_here
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
-from bstune.study.of_options import (
+from bstune.study.make_plan import (
     fixed_options,
     fixed_place,
     plan_line,
@@ -35,21 +38,19 @@ from bstune.study.of_options import (
     with_threads,
 )
 from bstune.study.plan import Plan
-from bstune.study.prepare import OfProject, prepared
+from bstune.study.prepare import OfProject, prepare_project
 from bstune.study.progress import Progress, Stopwatch
-from bstune.study.result import ResultWarning, StudyResult
-from bstune.study.run import answered, planned, train_all_here
-from bstune.study.storage import database_errors, opened
-from bstune.study.workload import Workload, by_lightning, report_command
+from bstune.study.result import StudyResult
+from bstune.study.storage import StudyStorage, database_errors, opened
+from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, whole_file, write_text
 from bstune.system.interruption import interruptible
-from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker, say
 from bstune.tracking.mlflow import log_study
 from bstune.trial.trial import Trial
 from bstune.trial.worker import AnyWorker
 
-# What :func:`_finish` takes 2 CPU seconds to import.
+# What :func:`_write_and_log` takes 2 CPU seconds to import.
 OF_ANSWER = ("bstune.report.figure", "bstune.report.page", "matplotlib.backends.backend_agg")
 # The answer in short, as Optuna's study has it.
 SHORT: Any = {"verdict": True, "best": {"batch_size", "lr", "values"}, "speedup": {"value"}}
@@ -69,21 +70,24 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
     """
     with interruptible():
         try:
-            next(studied(options, workload, begun))
+            next(study_trials(options, workload, begun))
         except StopIteration as over:
             result: Result = over.value
             return result
     raise AssertionError("only a workload without train yields its trials")
 
 
-def studied(
+def study_trials(
     options: Options,
     workload: Workload,
     begun: Begun | None = None,
     jobs: int = 1,
     joins: bool = False,
 ) -> Generator[list[AskedTrial], None, Result | None]:
-    """Run a study as :func:`run_study` does; trials that nothing here trains are yielded.
+    """Run a study step by step; trials that nothing here trains are yielded.
+
+    :func:`run_study` calls it; so do ``bstune worker``, which joins a study, and
+    :func:`bstune.own_loop.driven`, for loops and Hydra jobs that train what is yielded.
 
     Args:
         options: of the study.
@@ -94,17 +98,17 @@ def studied(
         joins: train what another process has planned, which gives the answer; None is returned.
     """
     folder = StudyFolder(Path(options.output))
-    name = options.study or workload.name
+    name = options.study_name
     failed = "failed; the same command goes on with what is stored"
     with database_errors(options.storage, failed), ExitStack() as stack:
-        begun = begun or begin(options, name, trains=workload.table is None)
+        begun = begun or begin(options, trains=workload.recipe is not None)
         stack.callback(begun.close)
         ticker, stopwatch = begun.ticker, Stopwatch(begun.at)
         storage = stack.enter_context(opened(options.storage, name, folder))
         # A study that was begun goes on with what was found before.
         options = with_threads(remembered(options, storage.setting))
         storage.check({**fixed_options(options), **workload.settings})
-        options, project, machine, train, deadline = _prepared(
+        options, project, machine, workload, deadline = _prepare_study(
             options, workload, begun, storage.setting, stopwatch
         )
         table = workload.table
@@ -123,17 +127,18 @@ def studied(
             settings |= place
         elif place != {name: storage.setting(name) for name in place}:
             # Another kind of machine gives steps alone.
-            storage.counts_seconds = False
+            storage.keeps_step_times = False
             plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))
-        config = _filled_config(options, workload, project.schedule_follows)
+        config = config_text(options, workload, project)
         if not joins:
             storage.settle(by_proxy=True)
-            storage.share(shared_by(options, machine, workload.command({}), begun.at))
+            storage.share(shared_by(options, machine, workload.commands, begun.at))
             write_asked(folder, config, machine)
         stopwatch.plan = plan
         progress = Progress(ticker, plan, storage.records())
+        train = workload.train
         train_some = None
         if train is not None:
             workers = _crew(stack, begun, options)
@@ -142,53 +147,34 @@ def studied(
             train_some = (
                 Crew(workers, train, watch, progress.begun).train
                 if workers
-                else partial(train_all_here, train)
+                else partial(_train_in_turn, train)
             )
         observers = (stopwatch, progress, TrialsFile(folder))
         if joins:
-            yield from planned(plan, storage, folder, train_some, observers, jobs)
+            yield from _train_planned(plan, storage, folder, train_some, observers, jobs)
             return None
         if options.workers and begun.worker is not None:
             # This process has little to do while the worker trains.
             modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
             Thread(target=_import_all, args=modules, daemon=True).start()
-        study = _study_of(name, workload, plan, machine, project, folder)
-        result, records = yield from answered(
+        study = StudyFacts(
+            plan=plan,
+            workload=workload.name,
+            name=name,
+            machine=machine,
+            project=project,
+            commands=workload.commands,
+            folder=folder.root,
+        )
+        result, records = yield from _train_until_settled(
             study, storage, folder, train_some, observers, ticker, jobs
         )
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
-        answer = _finish(options, config, folder, result, records, machine, deadline)
+        answer = _write_and_log(options, config, folder, result, records, machine, deadline)
         storage.show_answer(result.model_dump(mode="json", include=SHORT), render(result))
         return answer
-
-
-def _study_of(
-    name: str,
-    workload: Workload,
-    plan: Plan,
-    machine: Machine,
-    project: OfProject,
-    folder: StudyFolder,
-) -> Study:
-    """What the answer is written from."""
-    return Study(
-        plan=plan,
-        workload=workload.name,
-        name=name,
-        device=machine.device,
-        threads=machine.threads,
-        command=workload.command,
-        train=workload.train_command,
-        again=partial(report_command, folder.root),
-        warnings=tuple(
-            ResultWarning(kind="schedule", fix=remedy, state=state)
-            for state, remedy in project.schedules
-        ),
-        parameters=project.parameters,
-        examples=project.examples,
-    )
 
 
 def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
@@ -199,21 +185,13 @@ def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
     return [begun.worker, *map(stack.enter_context, others)]
 
 
-def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:
-    """A workload's config with all options as they were found, and what another question needs."""
-    config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
-    config |= {"target": str(options.target), "command": workload.command({})}
-    config["schedule_follows"] = schedule_follows
-    return yaml.safe_dump(hide(config), sort_keys=False)
-
-
-def _prepared(
+def _prepare_study(
     options: Options,
     workload: Workload,
     begun: Begun,
     setting: Callable[[str], Any],
     stopwatch: Stopwatch,
-) -> tuple[Options, OfProject, Machine, Callable[[Trial], None] | None, Deadline | None]:
+) -> tuple[Options, OfProject, Machine, Workload, Deadline | None]:
     """Look at the machine and the project, and make the survey; recorded runs have none of these.
 
     Args:
@@ -222,25 +200,25 @@ def _prepared(
         stopwatch: counts the start and the preparation.
 
     Returns:
-        The options, all of them filled; what the project told; the machine with its survey; what
-        trains a trial; the time limit.
+        The options, all of them filled; what the project told; the machine with its survey; the
+        workload as that says to train it; the time limit.
     """
     worker, recipe = begun.worker, workload.recipe
     if worker is not None:
         begun.ticker.does("importing torch and lightning")
     machine = workload.machine or machine_of(options, worker)
     deadline = limited(options.wall_seconds, begun.at, stopwatch.lap("start"))
-    project, preflight, train = OfProject(), 0.0, workload.train
+    project, preflight = OfProject(), 0.0
     if worker is not None and recipe is not None:
         if setting("target") is None:
             begun.ticker.does("looking at the project")
-            options, project, preflight = prepared(
-                worker, recipe, options, workload.command, deadline
+            options, project, preflight = prepare_project(
+                worker, recipe, options, workload.commands.study, deadline
             )
         else:
             project = OfProject(**{name: setting(name) for name in OfProject.model_fields})
         seconds = survey_seconds(options, deadline, preflight)
-        machine, train = _with_survey(
+        machine, recipe = _with_survey(
             options, workload, worker, machine, project.survey, seconds, begun.ticker
         )
         if options.budget.seconds is not None:
@@ -248,7 +226,7 @@ def _prepared(
     took = stopwatch.lap("preparation")
     if deadline is not None:
         deadline = replace(deadline, preparation=took)
-    return options, project, machine, train, deadline
+    return options, project, machine, replace(workload, recipe=recipe), deadline
 
 
 def _with_survey(
@@ -259,8 +237,8 @@ def _with_survey(
     survey: Survey | None,
     seconds: float,
     ticker: Ticker,
-) -> tuple[Machine, Callable[[Trial], None]]:
-    """Make or read the survey, unless the study has one; the machine with it, and what trains.
+) -> tuple[Machine, Recipe]:
+    """Make or read the survey, unless the study has one; machine and recipe as it says.
 
     Raises:
         InputError: an option needs the survey, which is left out.
@@ -272,21 +250,86 @@ def _with_survey(
         why = without_survey(options, worker, seconds)
         if why:
             say(f"no survey of memory and step times: {why}")
-            return machine, by_lightning(recipe)
+            return machine, recipe
         ticker.does("survey of memory and step times")
         survey, was_kept = surveyed(machine, worker, recipe, options, workload.settings, seconds)
         say(survey_line(survey, was_kept))
     recipe = replace(recipe, threads=survey.threads)
     if options.micro_batch_size == "auto":
         recipe = replace(recipe, micro_batch_size=survey.largest_fit)
-    return machine.with_survey(survey), by_lightning(recipe)
+    return machine.with_survey(survey), recipe
+
+
+def _train_until_settled(
+    study: StudyFacts,
+    storage: StudyStorage,
+    folder: StudyFolder,
+    train: Callable[[Sequence[AskedTrial]], None] | None,
+    observers: Sequence[Observer],
+    ticker: Ticker,
+    jobs: int,
+) -> Generator[list[AskedTrial], None, tuple[StudyResult, list[Record]]]:
+    """Train what a study plans, and what its answer asks for while there is time.
+
+    Args:
+        study: with its plan.
+        storage, folder: of the study.
+        train: trains those that run until one has its record; None: they are yielded, for a loop of
+            one's own.
+        observers: are told of each.
+        ticker: that says what goes on.
+        jobs: the most trials at once.
+
+    Returns:
+        The result, and the records that it is of.
+
+    Raises:
+        BstuneError: as by :func:`bstune.study.loop.asked_batches` and ``train``.
+    """
+    folder.checkpoints.mkdir(exist_ok=True)
+    is_first = True
+    while True:
+        before = len(storage.records())
+        yield from _train_planned(study.plan, storage, folder, train, observers, jobs)
+        ticker.does("computing the answer")
+        records = storage.records()
+        result = analyse(study, records)
+        more = followed(study.plan, result, time.monotonic())
+        is_stuck = not is_first and len(records) == before
+        if more is None or is_stuck:
+            return result, records
+        study = replace(study, plan=more)
+        is_first = False
+
+
+def _train_planned(
+    plan: Plan,
+    storage: StudyStorage,
+    folder: StudyFolder,
+    train: Callable[[Sequence[AskedTrial]], None] | None,
+    observers: Sequence[Observer],
+    jobs: int,
+) -> Generator[list[AskedTrial]]:
+    """Train what one plan asks for; arguments and errors as of :func:`_train_until_settled`."""
+    with closing(asked_batches(plan, storage, folder, observers, jobs=jobs)) as batches:
+        for running in batches:
+            if train is None:
+                yield running
+            else:
+                train(running)
+
+
+def _train_in_turn(train: Callable[[Trial], None], running: Sequence[AskedTrial]) -> None:
+    """Train trials in this process, one after another."""
+    for asked in running:
+        asked.record = train_here(asked, train)
 
 
 def _timed(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> StudyResult:
     """A result with where the seconds went."""
     phases = stopwatch.phases
     # A command that had nothing to train leaves the result as it was.
-    if not stopwatch.trials and folder.curve.exists():
+    if not stopwatch.trials and folder.result.exists():
         phases = read_result(folder.root).spent.phases
     spent = result.spent.model_copy(update={"phases": phases})
     return result.model_copy(update={"spent": spent})
@@ -299,7 +342,7 @@ def _import_all(*modules: str) -> None:
             importlib.import_module(module)
 
 
-def _finish(
+def _write_and_log(
     options: Options,
     config: str,
     folder: StudyFolder,

@@ -8,8 +8,10 @@ from bstune.search.sampler import SECONDS_PER_STEP, FrontierSampler, spec_of
 from bstune.trial.trial import Trial
 
 
-class TrialOfStudy(Trial):
+class OptunaTrial(Trial):
     """It reports to Optuna what is reported to it, and ends where Optuna's pruner says so, too.
+
+    :class:`bstune.StopAtTarget` makes it, where it is given a sampler.
 
     Args:
         trial: Optuna's, whose batch size and rate were suggested.

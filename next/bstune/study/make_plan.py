@@ -12,6 +12,7 @@ from bstune.core.step_time import fit_step_time
 from bstune.options import Options, space_of
 from bstune.search.fit import NOTHING, Ends
 from bstune.search.grid import usual_trials
+from bstune.study.commands import Commands
 from bstune.study.deadline import Deadline
 from bstune.study.machine import Machine
 from bstune.study.plan import Plan
@@ -57,20 +58,23 @@ def fixed_place(machine: Machine) -> dict[str, object]:
     return machine.model_dump(include={"device", "threads", "precision"})
 
 
-def shared_by(options: Options, machine: Machine, command: str, began: float) -> dict[str, object]:
+def shared_by(
+    options: Options, machine: Machine, commands: Commands, began: float
+) -> dict[str, object]:
     """What a process on another machine needs to join a study, as JSON; nothing of it is code.
 
     Args:
         options: of the study, complete.
         machine: that it began on.
-        command: that began it.
+        commands: that run it again.
         began: when, by ``time.monotonic()``.
     """
     values = options.model_dump(mode="json", exclude=OF_MACHINE)
     return {
         "workload": options.workload,
         "options": values | {"precision": machine.precision or options.precision},
-        "command": command,
+        "command": commands.study({}),
+        "way": commands.way,
         "began": time.time() - (time.monotonic() - began),
     }
 
@@ -99,7 +103,7 @@ def plan_of(
     if survey is not None and options.micro_batch_size != "auto":
         ran = tuple(one.batch_size for one in survey.timings)
         fits = Ends(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
-    space = space_of(options, machine.kind)
+    space = space_of(options, machine.fills_tensor_cores)
     timings = survey.step_times if survey else ()
     question = Question(
         options.target,

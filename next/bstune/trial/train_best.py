@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from bstune.recipe.recipe import PACKAGES, Recipe, TrialSettings
-from bstune.trial.lightning import CountsSteps, fit
+from bstune.system.secrets import hide
+from bstune.trial.lightning import HYPER_PARAMETERS, CountsSteps, fit
 
 
 class _StopAtStep(CountsSteps):
@@ -22,6 +23,13 @@ class _StopAtStep(CountsSteps):
     @property
     def goes_on(self) -> bool:
         return self.steps < self._last
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        for name in HYPER_PARAMETERS:
+            if name in checkpoint:
+                checkpoint[name] = hide(checkpoint[name])
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
         self.has_stepped(trainer)
@@ -36,6 +44,8 @@ def train_best(
     arguments: Mapping[str, Any],
 ) -> tuple[LightningModule, Trainer]:
     """Train for exactly so many optimizer steps, and test once what has a test.
+
+    It is what ``result.train()`` does with the best.
 
     Args:
         recipe: of the project.
@@ -54,7 +64,7 @@ def train_best(
     recipe = replace(recipe, trainer=lambda trial: own)
     threads = torch.get_num_threads()
     try:
-        trainer = fit(recipe, trial, [_StopAtStep(steps)], own_training=True)
+        trainer = fit(recipe, trial, [_StopAtStep(steps)], quiet=False)
         module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
         if _has_own(module, "test_step") and _has_own(data, "test_dataloader"):
             validated = dict(trainer.callback_metrics)

@@ -1,0 +1,49 @@
+"""Irises, with dropout; the module seeds torch as it begins, so that its author's runs are alike."""
+
+import lightning as L
+import torch
+from sklearn.datasets import load_iris
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Iris(L.LightningDataModule):
+    def setup(self, stage):
+        x, y = load_iris(return_X_y=True)
+        order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
+        x = torch.tensor(x, dtype=torch.float32)[order]
+        y = torch.tensor(y)[order]
+        self.train = TensorDataset(x[:100], y[:100])
+        self.val = TensorDataset(x[100:], y[100:])
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=10, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=50)
+
+
+class Net(L.LightningModule):
+    def __init__(self, lr=0.05):
+        super().__init__()
+        self.lr = lr
+        self.net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 3))
+
+    def on_fit_start(self):
+        torch.manual_seed(42)
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+
+
+if __name__ == "__main__":
+    L.Trainer(max_epochs=50).fit(Net(), Iris())
