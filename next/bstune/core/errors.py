@@ -12,7 +12,7 @@ class BstuneError(Exception):
 
     exit_status = 2
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str = "") -> None:
         super().__init__(plain(hide_in_text(message)))
 
 
