@@ -308,7 +308,9 @@ def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(own_surveys, tmp
     assert (tmp_path / "mlflow.db").exists()
     assert (tmp_path / "out" / "roofline.png").exists()
     found = json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"]
+    # The cores are shared.
     threads = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["threads"] == threads
     assert (result.threads, found["threads"], found["largest_fit"]) == (threads, threads, 128)
     assert {2, 16, 128} <= {timing["batch_size"] for timing in found["timings"]}
     # The workers train at once, and nothing twice.
