@@ -241,10 +241,10 @@ def many(verb: str, arguments: Sequence[str]) -> int:
 
     The first rows of their answers stand below the last.
     """
-    from bstune.config import split
+    from bstune.config import jobs_of_sweep
 
     statuses, folders = [], []
-    for folder, job in split(arguments).items():
+    for folder, job in jobs_of_sweep(arguments).items():
         statuses.append(run(verb, job))
         folders.append(Path(folder))
         if statuses[-1] == Interrupted.exit_status:

@@ -147,7 +147,7 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
     return Composed(options, parts, recipe, commands, text, show=flags.cfg is not None)
 
 
-def split(arguments: Sequence[str]) -> dict[str, list[str]]:
+def jobs_of_sweep(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The command lines of ``-m``, a study each, by their folders.
 
     ``+workload=digits seed=0,1`` is outputs/digits-0 and outputs/digits-1.
@@ -172,9 +172,9 @@ def split(arguments: Sequence[str]) -> dict[str, list[str]]:
         values = dict(one.split("=", 1) for one in job if "=" in one)
         # A file of LightningCLI stands first.
         named = "study" if "study" in values else "+workload"
-        first = values.get(named) or Path(job[0]).stem
+        name_of_study = values.get(named) or Path(job[0]).stem
         others = [values[name] for name in swept if name != named]
-        study = re.sub(r"[^\w.-]+", "_", "-".join([first, *others]))
+        study = re.sub(r"[^\w.-]+", "_", "-".join([name_of_study, *others]))
         folder = f"{values.get('output', 'outputs')}/{study}"
         if folder in jobs:
             raise InputError(f"-m has two studies for {folder}: begin them by a command each")

@@ -591,12 +591,15 @@ def with_question(own: Options, given: Mapping[str, Any]) -> Options:
     return checked.model_copy(update={"wall_seconds": own.wall_seconds})
 
 
-def differing(own: Options, other: Options) -> dict[str, Any]:
-    """The options that ``other`` has in place of ``own``, by their dotted names."""
+def differing(before: Options, after: Options) -> dict[str, Any]:
+    """The options of ``after`` that differ from those of ``before``, by their dotted names.
+
+    For the command that asks another question, and to refuse options that have no use.
+    """
     changes = {}
     for name in OPTION_NAMES:
-        mine, value = (reduce(getattr, name.split("."), one) for one in (own, other))
-        if value != mine:
+        old, value = (reduce(getattr, name.split("."), one) for one in (before, after))
+        if value != old:
             changes[name] = str(value) if isinstance(value, Target) else value
     return changes
 

@@ -359,10 +359,12 @@ def _write_and_log(
     write_study(folder, result, records)
     with whole_file(folder.figure) as file:
         curve_figure(result, records).savefig(file, format="png", dpi=150)
-    if machine.survey is not None and machine.survey.roofline is not None:
+    survey = machine.survey
+    if survey is not None and survey.roofline is not None:
         with whole_file(folder.roofline) as file:
-            roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
-    write_text(folder.page, page(result, records, config, machine.survey))
+            figure = roofline_figure(survey.roofline, survey.timings)
+            figure.savefig(file, format="png", dpi=150)
+    write_text(folder.page, page(result, records, config, survey))
     uri, experiment = options.mlflow.uri, options.mlflow.experiment
     is_late = deadline is not None and not deadline.allows_mlflow(time.monotonic())
     if uri is not None and is_late:

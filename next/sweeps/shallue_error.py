@@ -63,8 +63,8 @@ def run(
     def measure(unit: Unit) -> dict[str, Any]:
         say(", ".join(f"{name} {value}" for name, value in unit.items()))
         names = ("batch_size", "lr", "steps", "seed")
-        of_trial = [f"trial.{name}={unit[name]}" for name in names]
-        record = train([*common, *variants[str(unit["variant"])], *of_trial])
+        trial_options = [f"trial.{name}={unit[name]}" for name in names]
+        record = train([*common, *variants[str(unit["variant"])], *trial_options])
         return {"error": min(record.finite_values, default=math.inf), "status": record.status}
 
     def trainings(cells: DataFrame, seeds: list[int]) -> DataFrame:

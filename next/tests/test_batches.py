@@ -167,12 +167,12 @@ def test_a_batch_is_at_most_the_data(sampler):
     pair = [DataLoader(DATA, 8), DataLoader(DATA, 8)]
     for given, parts in ((Batches(DATA, 4), None), (pair, micro_batches(8, 4))):
         with pytest.raises(BatchSizeRefused):
-            list(rebatch(given, 8, 1, parts, follows=True))
+            list(rebatch(given, 8, 1, parts, made_for_size=True))
     with pytest.raises(BatchSizeRefused, match="multiples of 2"):
         micro_batches(7, None, 0, 2)
 
 
-FOLLOWS = {"follows": True}
+FOLLOWS = {"made_for_size": True}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_streams_give_whole_batches(loader, options, sizes, epoch):
     passes = [[tree_leaves(batch)[0] for batch in given] for _ in range(3)]
     assert [[len(batch) for batch in batches] for batches in passes] == 3 * [sizes]
     assert (given.epoch.examples, given.epoch.steps) == epoch
-    rest = rebatch(loader, 8, seed=1, first=len(sizes) + 1, **options)
+    rest = rebatch(loader, 8, seed=1, batches_had=len(sizes) + 1, **options)
     drawn = next(itertools.chain(rest, rest))
     assert torch.equal(tree_leaves(drawn)[0], passes[1][1])
 

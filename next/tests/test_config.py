@@ -4,7 +4,7 @@ import pytest
 import yaml
 from refusals import cases, refused
 
-from bstune.config import CONF, compose, split
+from bstune.config import CONF, compose, jobs_of_sweep
 from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import OPTION_NAMES
@@ -136,7 +136,7 @@ command | folders
 +workload=a,b seed=3 output=o | [o/a, o/b]
 """)
 def test_a_sweep_is_a_study_a_folder(command, folders):
-    assert list(split(command.split())) == folders
+    assert list(jobs_of_sweep(command.split())) == folders
 
 
 @cases(
@@ -150,7 +150,7 @@ command | words
 )
 def test_a_sweep_that_cannot_be_split(command, words):
     with refused(words):
-        split(command.split())
+        jobs_of_sweep(command.split())
 
 
 @cases(

@@ -9,7 +9,7 @@ from bstune.recipe.found import (
     Found,
     chosen_metric,
     completed,
-    direction,
+    mode_by_name,
     piloted,
     remembered,
     target_of,
@@ -40,7 +40,7 @@ glossary | null
 neg_log_loss | null
 """)
 def test_direction_by_name(metric, mode):
-    assert direction(metric) == mode
+    assert mode_by_name(metric) == mode
 
 
 @cases(

@@ -182,12 +182,15 @@ def available_bytes(own: float, root: Path = Path("/")) -> float:
         # In a container the group's own folder may be missing; then the limit is at the top.
         place = top / group.lstrip("/")
         for folder in (place, *place.parents):
-            free.append(_left_of_group(folder, *names))
+            free.append(_free_in_group(folder, *names))
     return own + min(free, default=math.inf)
 
 
-def _left_of_group(folder: Path, limit: str, usage: str, cache: str) -> float:
-    """Bytes that a control group leaves; what its files are cached in can be given back."""
+def _free_in_group(folder: Path, limit: str, usage: str, cache: str) -> float:
+    """Bytes that a control group leaves; its inactive file cache can be given back.
+
+    ``limit`` and ``usage`` are names of files, ``cache`` that of the field of memory.stat.
+    """
     limits, used = _lines(folder / limit), _lines(folder / usage)
     # Without a limit it is "max".
     if not limits or not used or not limits[0].isdigit():

@@ -160,8 +160,10 @@ def survey(
     """
     measurement = _Measurement(worker, recipe, baseline, steps, seconds, patience, memory_limit)
     low, high = sizes
-    size, _ = baseline
-    memory = find_largest_fit(measurement.probe, low, high, size, multiple, measurement.has_time)
+    baseline_size, _ = baseline
+    memory = find_largest_fit(
+        measurement.probe, low, high, baseline_size, multiple, measurement.has_time
+    )
     line = memory_line(memory.probes)
     if memory.largest_fit is None or line is None:
         limit = min(one.limit for one in memory.probes.values())
@@ -173,7 +175,8 @@ def survey(
         )
     measurement.end_process()
     timed = measurement.time_steps(
-        ladder_of(low, memory.largest_fit, size, multiple), memory.probes[size].step
+        ladder_of(low, memory.largest_fit, baseline_size, multiple),
+        memory.probes[baseline_size].step,
     )
     roofline = measurement.roofline(sorted(timed.visits))
     measurement.end_process()

@@ -103,7 +103,7 @@ class StepTimer(Callback):
         synchronize = torch.cuda.synchronize if on_cuda else lambda: None
         self.clock = TrainingClock(synchronize=synchronize, waited=self._waited)
         self._global_step = trainer.global_step
-        self._began = time.perf_counter()
+        self._phase_began = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -116,11 +116,11 @@ class StepTimer(Callback):
             return
         self._global_step = trainer.global_step
         self._steps += 1
-        passed = time.perf_counter() - self._began
+        passed = time.perf_counter() - self._phase_began
         if self._warm is None:
             if self._steps >= WARMUP_STEPS or passed >= self._seconds:
                 self._warm = self._steps
-                self._began = time.perf_counter()
+                self._phase_began = time.perf_counter()
                 self._waited_before = self._waited()
                 self.clock.start()
             return
@@ -131,7 +131,7 @@ class StepTimer(Callback):
         self.waited = (self._waited() - self._waited_before) / passed
         if not self._evaluates:
             raise Enough
-        self._began = time.perf_counter()
+        self._phase_began = time.perf_counter()
         trainer.val_check_batch = batches
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,7 +143,7 @@ class StepTimer(Callback):
     ) -> None:
         """End a long evaluation."""
         tell_progress()
-        if time.perf_counter() - self._began > EVALUATION_SECONDS:
+        if time.perf_counter() - self._phase_began > EVALUATION_SECONDS:
             raise Enough
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

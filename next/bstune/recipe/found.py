@@ -85,10 +85,10 @@ class Found(Frozen):
         return min(lengths, default=None)
 
 
-def direction(metric: str) -> Mode | None:
+def mode_by_name(metric: str) -> Mode | None:
     """Whether a metric of this name falls or rises; None: its name does not tell.
 
-    >>> direction("val/loss"), direction("valid_top1_acc"), direction("score")
+    >>> mode_by_name("val/loss"), mode_by_name("valid_top1_acc"), mode_by_name("score")
     ('min', 'max', None)
     """
     # "val_error_of_r2" ends with what it is: the last word counts.
@@ -125,7 +125,7 @@ def chosen_metric(
     )
     for names, why in ways:
         if len(names) == 1:
-            return names[0], direction(names[0]) or monitors.get(names[0]), why
+            return names[0], mode_by_name(names[0]) or monitors.get(names[0]), why
     return None, None, ""
 
 
@@ -341,13 +341,16 @@ def target_of(
 def eased(goal: float, mode: Mode) -> float:
     """A goal in ``DIGITS`` significant digits, on the easier side; a share's by what it lacks."""
     if mode == "min":
-        return _raised(goal)
-    lowered = 1.0 - _raised(1.0 - goal) if 0.0 < goal < 1.0 else -_raised(-goal)
+        return _rounded_up(goal)
+    lowered = 1.0 - _rounded_up(1.0 - goal) if 0.0 < goal < 1.0 else -_rounded_up(-goal)
     return round(lowered, 12)
 
 
-def _raised(value: float) -> float:
-    """The next number of ``DIGITS`` significant digits that is not below."""
+def _rounded_up(value: float) -> float:
+    """The next number of ``DIGITS`` significant digits that is not below.
+
+    For a goal that falls; :func:`eased` turns one that rises around.
+    """
     if value == 0.0:
         return 0.0
     digits = DIGITS - 1 - math.floor(math.log10(abs(value)))

@@ -153,14 +153,18 @@ class _OfFile:
         return vars(self) | {"_built": None}
 
     def module(self, trial: TrialSettings) -> Any:
-        """Build all of a trial, and give its module."""
+        """Build all of a trial, and give its module.
+
+        All values are numbers. Where no key, or several, are called batch_size, the loader alone
+        gets the trial's.
+        """
         config = _config(self._file)
         values = {_key(config, [name], "tune"): value for name, value in trial.values.items()}
         if trial.lr is not None and self._sets_lr:
             values[self._rate_key(config)] = trial.lr
-        sizes = _keys(config, ["batch_size"])
-        if trial.batch_size is not None and len(sizes) == 1:
-            values[sizes[0]] = trial.batch_size
+        size_keys = _keys(config, ["batch_size"])
+        if trial.batch_size is not None and len(size_keys) == 1:
+            values[size_keys[0]] = trial.batch_size
         cli = _read(self._file, [f"--{key}={value!r}" for key, value in values.items()])
         self._built = trial, cli
         return cli.model

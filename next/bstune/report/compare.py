@@ -251,11 +251,12 @@ def table(comparison: Comparison) -> list[tuple[str, ...]]:
         if result.critical is not None:
             # Why it has an open end stands in the study's own answer.
             critical = critical_text(result.critical).partition(":")[0]
-        rows.append((name, *_of_its_best(result), critical.removeprefix("batch size ")))
+        rows.append((name, *_cells_of_best(result), critical.removeprefix("batch size ")))
     return rows
 
 
-def _of_its_best(result: StudyResult) -> tuple[str, str, str]:
+def _cells_of_best(result: StudyResult) -> tuple[str, str, str]:
+    """Its batch size, its rate, and its metric or seconds to target; empty where there is none."""
     best = result.best
     if best is None:
         return "", "", ""

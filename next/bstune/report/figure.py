@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from bstune.core.records import Record, Status, ends
-from bstune.hardware.survey import Survey
+from bstune.hardware.roofline import Roofline
+from bstune.hardware.survey import Timing
 from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
 from bstune.study.result import Confirmed, CriticalAt, StudyResult
@@ -304,26 +305,27 @@ def draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
         figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
 
 
-def roofline_figure(survey: Survey) -> Figure:
-    """Draw the roofline, with a point a batch size that was timed; both axes logarithmic."""
+def roofline_figure(roofline: Roofline, timings: Sequence[Timing]) -> Figure:
+    """Draw the roofline, with a point a batch size that was timed; both axes logarithmic.
+
+    For a study's roofline.png and its page; there is one timing at least.
+    """
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.add_subplot()
-    roofline = survey.roofline
-    if roofline is not None:
-        intensities = []
-        rates = []
-        for one in survey.timings:
-            intensity = roofline.intensity(one.batch_size)
-            rate = roofline.flops(one.batch_size) / one.seconds
-            label = f"{one.batch_size:,}"
-            axes.annotate(label, (intensity, rate), (4, -10), textcoords="offset points")
-            intensities.append(intensity)
-            rates.append(rate)
-        ends = min(*intensities, roofline.ridge) / 3, max(*intensities, roofline.ridge) * 3
-        x = np.geomspace(*ends, 100)
-        axes.plot(x, np.minimum(roofline.peak, roofline.bandwidth * x), color=GREY)
-        axes.plot(intensities, rates, color=BLUE, marker="o", markersize=4, linewidth=0.8)
-        axes.axvline(roofline.ridge, color=VERMILION, linewidth=0.8, linestyle=":")
+    intensities = []
+    rates = []
+    for timing in timings:
+        intensity = roofline.intensity(timing.batch_size)
+        rate = roofline.flops(timing.batch_size) / timing.seconds
+        label = f"{timing.batch_size:,}"
+        axes.annotate(label, (intensity, rate), (4, -10), textcoords="offset points")
+        intensities.append(intensity)
+        rates.append(rate)
+    ends = min(*intensities, roofline.ridge) / 3, max(*intensities, roofline.ridge) * 3
+    x = np.geomspace(*ends, 100)
+    axes.plot(x, np.minimum(roofline.peak, roofline.bandwidth * x), color=GREY)
+    axes.plot(intensities, rates, color=BLUE, marker="o", markersize=4, linewidth=0.8)
+    axes.axvline(roofline.ridge, color=VERMILION, linewidth=0.8, linestyle=":")
     axes.set(
         xscale="log",
         yscale="log",

@@ -63,8 +63,9 @@ class CurvePoint(Frozen):
 def predictions(posterior: Posterior, question: Question, step_time: StepTime) -> list[Prediction]:
     """Predict a new seed of each chain that reached the target, those of new seeds left out.
 
-    A trial was lucky, or its configuration is better than the law says: the prediction lies between
-    the law and the trial, nearer to the trial where seeds differ little.
+    The search, the choice of the best and the answer use it. A trial was lucky, or its configuration
+    is better than the law says: the prediction lies between the law and the trial, nearer to the
+    trial where seeds differ little.
     """
     if question.schedule_ends:
         return _predictions_by_length(posterior, question, step_time)
@@ -74,12 +75,12 @@ def predictions(posterior: Posterior, question: Question, step_time: StepTime) -
     share_of_trial = own_deviation**2 / (own_deviation**2 + posterior.noise**2)
     own_variance = share_of_trial * posterior.noise**2
     predicted = []
-    for place, chain in enumerate(posterior.chains):
+    for row, chain in enumerate(posterior.chains):
         if not chain.reached or chain.role == "new seed":
             continue
-        law_mean = float(of_law[:, place].mean())
-        log_steps = law_mean + share_of_trial * (float(rows.log_steps[place]) - law_mean)
-        from_law = (1.0 - share_of_trial) ** 2 * float(of_law[:, place].var())
+        law_mean = float(of_law[:, row].mean())
+        log_steps = law_mean + share_of_trial * (float(rows.log_steps[row]) - law_mean)
+        from_law = (1.0 - share_of_trial) ** 2 * float(of_law[:, row].var())
         per_step = question.value(1.0, chain.batch_size, step_time)
         predicted.append(
             Prediction(
@@ -100,16 +101,16 @@ def _predictions_by_length(
     """
     means, deviations = _new_seeds(posterior)
     predicted = []
-    for place, chain in enumerate(posterior.chains):
+    for row, chain in enumerate(posterior.chains):
         if not chain.reached or chain.role == "new seed":
             continue
-        of_seeds = float(means[place]), math.hypot(deviations[place], posterior.noise)
+        of_seeds = float(means[row]), math.hypot(deviations[row], posterior.noise)
         length = length_of(posterior.theta, *of_seeds, chain.schedule_steps or chain.steps)
         if length.share < SURE:
             longest = question.last_step(chain.batch_size)
             length = least_cost(posterior.theta, *of_seeds, longest, reliable=True)
         value = question.value(length.cost, chain.batch_size, step_time)
-        predicted.append(Prediction(chain, math.log(value), float(deviations[place]), length))
+        predicted.append(Prediction(chain, math.log(value), float(deviations[row]), length))
     return predicted
 
 

@@ -137,7 +137,8 @@ def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
 def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> FurtherOptions:
     """The options that may help where nothing reached the target; none where none would.
 
-    Another budget or range of rates makes another study than the one of this name.
+    Another budget or range of rates makes another study than the one of this name. Where the trend
+    is diverged, one record at least has that status.
     """
     if trend == "stopped early":
         return {"trials": 2 * plan.trials}
@@ -146,8 +147,8 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> FurtherOpti
         lowest = min(record.lr for record in records if record.status == "diverged")
         # Below it by more than two digits are off.
         high = float(f"{0.9 * lowest:.2g}")
-        used = plan.baseline.lr if plan.baseline else plan.space.lr_low
-        if used < high:
+        lr_that_stays = plan.baseline.lr if plan.baseline else plan.space.lr_low
+        if lr_that_stays < high:
             return {"lr.high": high, "study": another}
     if trend == "still falling":
         budget = plan.question.budget

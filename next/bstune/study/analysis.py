@@ -305,10 +305,12 @@ def _times_compared(plan: Plan, records: Records) -> Compared:
     """Compare by steps or seconds; a median of the other one that is a bound tells no speedup."""
     field = field_of(plan, records)
     (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
-    groups = []
+    log_steps_by_configuration = []
     for runs in (other_runs, baseline_runs):
-        groups.append([math.log(least_steps(run)) for run in runs if run.reached])
-    deviation = pooled_deviation(groups, field.noise)
+        log_steps_by_configuration.append(
+            [math.log(least_steps(run)) for run in runs if run.reached]
+        )
+    deviation = pooled_deviation(log_steps_by_configuration, field.noise)
     other = _confirmed(plan, records, field, of_other, other_runs, deviation)
     baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
     if other is None or baseline is None or other.is_bound:
@@ -336,19 +338,19 @@ def _metrics_compared(plan: Plan, records: Records) -> Compared:
     # A run that a time limit stopped tells nothing of its budget's end.
     whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
     compared = _runs_on_common_seeds(whole, field)
-    best_metrics, baseline_metrics = (_metrics(runs, target) for _, runs in compared)
-    groups = [
+    other_metrics, baseline_metrics = (_metrics(runs, target) for _, runs in compared)
+    values_by_configuration = [
         [run.value for run in metrics if run.reached]
-        for metrics in (best_metrics, baseline_metrics)
+        for metrics in (other_metrics, baseline_metrics)
     ]
-    deviation = pooled_deviation(groups, expected=0.0, degrees=0)
+    deviation = pooled_deviation(values_by_configuration, expected=0.0, degrees=0)
     other, baseline = (
         _with_metric(plan, records, field, record, runs, deviation) for record, runs in compared
     )
     improvement = None
     (_, other_runs), (_, baseline_runs) = compared
-    if best_metrics and baseline_metrics and _share_seeds(other_runs, baseline_runs):
-        improvement = improvement_of(best_metrics, baseline_metrics, deviation)
+    if other_metrics and baseline_metrics and _share_seeds(other_runs, baseline_runs):
+        improvement = improvement_of(other_metrics, baseline_metrics, deviation)
     return other, baseline, improvement
 
 
@@ -572,16 +574,17 @@ def _faster(
     is_expected = question.counts_steps or facts.ran_for is not None
     if not is_expected or question.seeks_metric or best is None:
         return None
-    seconds = {}
+    # Predicted seconds, with the record that they are of.
+    by_number = {}
     for prediction in predictions(posterior, question, step_time):
         record = prediction.record
         value_of_step = question.value(1.0, record.batch_size, step_time)
         steps = math.exp(prediction.log_value) / value_of_step
-        seconds[record.number] = question.cost(steps, record.batch_size, step_time), record
-    if best.number not in seconds:
+        by_number[record.number] = question.cost(steps, record.batch_size, step_time), record
+    if best.number not in by_number:
         return None
-    least, record = min(seconds.values(), key=lambda pair: pair[0])
-    speedup = seconds[best.number][0] / least
+    least, record = min(by_number.values(), key=lambda pair: pair[0])
+    speedup = by_number[best.number][0] / least
     if speedup <= NEAR_OPTIMAL or record.role == "baseline":
         return None
     # The baseline's seconds are measured, and stand beside the best's.

@@ -336,6 +336,7 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     winners were lucky together. Contenders are those whose prediction lies within ``WITHIN`` of the
     best, and those that reached on most of their new seeds: where predictions move, these count.
     """
+    # One 0 counts beside them: of a single new seed half is taken for luck.
     off = [0.0]
     for candidate in candidates:
         for log_value in _reached(candidate, runs):
@@ -393,7 +394,7 @@ def best_confirmed(candidates: Sequence[Candidate], runs: Runs, noise: float) ->
 
 
 def next_confirmation(
-    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float, before: int = 0
+    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float, runs_before: int = 0
 ) -> int | None:
     """The configuration to run on its next new seed, as a trial's number; None: there is enough.
 
@@ -404,12 +405,13 @@ def next_confirmation(
         runs: log value of the runs on new seeds, by the number of the candidate; None for a miss.
         seeds: how many the leader runs on.
         noise: standard deviation of log steps from seed to seed.
-        before: how many of the runs were made before the search went on, which found others.
+        runs_before: how many of them were made before the search went on: they are not counted
+            among the ``MOST_RUNS`` times ``seeds`` that end the confirmation.
     """
     if not candidates:
         return None
     estimates = _estimates(candidates, runs, noise)
-    if sum(map(len, runs.values())) - before >= MOST_RUNS * seeds:
+    if sum(map(len, runs.values())) - runs_before >= MOST_RUNS * seeds:
         return None
     leader = _leader(candidates, estimates)
     return leader if len(runs.get(leader, ())) < seeds else None

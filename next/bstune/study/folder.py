@@ -103,6 +103,8 @@ class TrialsFile:
 def read_records(folder: Path) -> list[Record]:
     """Read the records in a study's folder, in the order of its lines.
 
+    The study may still run: its last line may be half written, which is an InputError.
+
     Raises:
         InputError: if trials.jsonl is missing, too large or broken.
     """

@@ -28,17 +28,17 @@ NEW_SEED_LIMIT = 4
 def confirmation_seconds(
     plan: Plan, deadline: Deadline, records: Records, now: float
 ) -> float | None:
-    """What all runs on new seeds would take, by the search's trials, with the time between two.
+    """Seconds of all runs on new seeds, by the search's trials, and of the choice between two runs.
 
     None while no other configuration than the baseline has reached the target.
     """
-    took = []
+    search_seconds = []
     for record in records:
         if record.reached and record.role == "search" and not plan.is_baseline(record):
-            took.append(took_seconds(record, records))
-    if not took:
+            search_seconds.append(took_seconds(record, records))
+    if not search_seconds:
         return None
-    of_best = statistics.median(took)
+    of_best = statistics.median(search_seconds)
     of_baseline = 0.0
     baseline = baseline_of(records)
     if baseline is not None:
@@ -107,6 +107,7 @@ def _ask_seed_of_candidate(
     running: Sequence[Spec],
     candidate: Candidate,
 ) -> Ask:
+    """A candidate's next run, which ends after ``NEW_SEED_LIMIT`` times its predicted steps."""
     record = numbered(records, candidate.number)
     schedule_steps = candidate.schedule_steps
     earlier = new_seeds_of(records, candidate.number)
@@ -115,8 +116,8 @@ def _ask_seed_of_candidate(
         schedule_steps = earlier[0].schedule_steps
     per_step = plan.question.value(1.0, record.batch_size, field.step_time)
     predicted = math.exp(candidate.log_value) / per_step
-    limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
-    return _repeat(plan, records, running, record, schedule_steps or limit, schedule_steps)
+    most_steps = schedule_steps or math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
+    return _ask_on_new_seed(plan, records, running, record, most_steps, schedule_steps)
 
 
 def _ask_seed_of_baseline(
@@ -137,21 +138,21 @@ def _ask_seed_of_baseline(
     if len(of_baseline) + at_work >= len(of_other):
         return None
     step_time = step_time_of(plan, records)
-    limit = plan.question.last_step(baseline.batch_size)
+    most_steps = plan.question.last_step(baseline.batch_size)
     if plan.deadline is not None and not plan.question.seeks_metric:
         steps = statistics.median(map(least_steps, of_other))
         value = plan.question.value(steps, of_other[0].batch_size, step_time)
         per_step = plan.question.value(1.0, baseline.batch_size, step_time)
-        limit = math.ceil(NEW_SEED_LIMIT * value / per_step)
-    return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
+        most_steps = math.ceil(NEW_SEED_LIMIT * value / per_step)
+    return _ask_on_new_seed(plan, records, running, baseline, most_steps, baseline.schedule_steps)
 
 
-def _repeat(
+def _ask_on_new_seed(
     plan: Plan,
     records: Records,
     running: Sequence[Spec],
     record: Record,
-    limit: int,
+    most_steps: int,
     schedule_steps: int | None,
 ) -> Ask:
     """Ask a trial's configuration on its first free seed; all configurations share the seeds."""
@@ -164,7 +165,7 @@ def _repeat(
         lr=record.lr,
         values=record.values,
         seed=trial_seed(plan.seed, f"seed/{index}"),
-        max_steps=min(limit, budget),
+        max_steps=min(most_steps, budget),
         schedule_steps=schedule_steps,
         first_evaluation=first_evaluation(record.steps),
         repeats=record.number,

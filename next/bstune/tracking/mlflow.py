@@ -197,8 +197,8 @@ def _whole_database(uri: str) -> Iterator[str]:
         yield uri
         return
 
-    def unsync(connection: object, record: object) -> None:
-        """Other threads may open databases of their own meanwhile."""
+    def stop_syncing(connection: object, record: object) -> None:
+        """Let the new database wait for no disk; other threads may open others meanwhile."""
         if isinstance(connection, sqlite3.Connection):
             (_, _, file) = connection.execute("PRAGMA database_list").fetchone()
             if file == str(partial):
@@ -208,14 +208,14 @@ def _whole_database(uri: str) -> Iterator[str]:
     with TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
         partial = Path(folder) / path.name
         late = None
-        event.listen(Engine, "connect", unsync)
+        event.listen(Engine, "connect", stop_syncing)
         try:
             yield f"{SQLITE}{partial}"
         # The next command adds what is missing.
         except TimeoutError as error:
             late = error
         finally:
-            event.remove(Engine, "connect", unsync)
+            event.remove(Engine, "connect", stop_syncing)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         # It raises where another process has made it meanwhile.

@@ -286,15 +286,17 @@ class TrialStream:
         batch_size: B, examples.
         seed: of the passes.
         limit: of an epoch's batches, as the Trainer's ``limit_train_batches``.
-        first: batches that are drawn and left out: a training that is resumed has had them.
+        left_out: batches that are drawn, but not given: a training that is resumed has had them.
     """
 
-    def __init__(self, loader: Any, batch_size: int, seed: int, limit: float, first: int) -> None:
+    def __init__(
+        self, loader: Any, batch_size: int, seed: int, limit: float, left_out: int
+    ) -> None:
         self._loader = loader
         self._batch_size = batch_size
         self.parts = micro_batches(batch_size, None)
         self._seed = seed
-        self._left_out = first
+        self._left_out = left_out
         self._passes = 0
         length = sized_len(loader)
         examples = length and length * batch_size
@@ -400,8 +402,8 @@ def rebatch(
     parts: tuple[slice, ...] | None = None,
     limit: float = 1.0,
     *,
-    follows: bool = False,
-    first: int = 0,
+    made_for_size: bool = False,
+    batches_had: int = 0,
 ) -> AnyLoader:
     """Make a loader of the same data in batches of exactly ``batch_size``.
 
@@ -413,8 +415,9 @@ def rebatch(
         seed: that the order follows from.
         parts: of a batch that are given one after another; None: the whole batch at once.
         limit: of an epoch's batches, as the Trainer's ``limit_train_batches``.
-        follows: whether they were made for this batch size.
-        first: batches that a resumed training has had.
+        made_for_size: whether they were made for this batch size.
+        batches_had: by a training that is resumed: a stream leaves them out; another loader is put
+            there by ``seek``.
 
     Raises:
         InputError: a loader is of a kind whose batches cannot be replaced.
@@ -428,7 +431,16 @@ def rebatch(
         made = []
         for leaf, ratio in zip(leaves, ratios, strict=True):
             size = max(1, round(ratio * batch_size))
-            made.append(rebatch(leaf, size, seed, limit=limit, follows=follows, first=first))
+            made.append(
+                rebatch(
+                    leaf,
+                    size,
+                    seed,
+                    limit=limit,
+                    made_for_size=made_for_size,
+                    batches_had=batches_had,
+                )
+            )
         is_shortest = getattr(loaders, "_mode", "") == "min_size"
         return TrialLoaders(tree_unflatten(made, spec), ratios, is_shortest=is_shortest)
     loader = loaders
@@ -437,9 +449,9 @@ def rebatch(
     streams = sampler is not None and isinstance(loader.dataset, IterableDataset)
     if streams:
         loader = DataLoader(loader.dataset, batch_size, drop_last=True, **_kept(loader))
-    if streams or (follows and not hasattr(sampler, "batch_size")):
+    if streams or (made_for_size and not hasattr(sampler, "batch_size")):
         _check_whole(parts, batch_size)
-        return TrialStream(loader, batch_size, seed, limit, first)
+        return TrialStream(loader, batch_size, seed, limit, batches_had)
     if sampler is None:
         raise InputError(
             f"the training loader makes its own batches ({_kind(loader)}): let data follow the "

@@ -125,8 +125,16 @@ def _fit(
 
     @functools.cache
     def train_loader() -> AnyLoader:
-        own = trial.batch_size, trial.seed, parts, limit
-        return rebatch(users_loader(), *own, follows=recipe.data_follows, first=trial.first_step)
+        """The user's loader in batches of the trial, made once: bstune's call-backs ask, too."""
+        return rebatch(
+            users_loader(),
+            trial.batch_size,
+            trial.seed,
+            parts,
+            limit,
+            made_for_size=recipe.data_follows,
+            batches_had=trial.first_step,
+        )
 
     keeps_size = recipe.validation_batch_size is None
 
@@ -199,20 +207,21 @@ class CountsSteps(Callback):
         """
         move = pl_module.lr_scheduler_step
 
-        def moved(scheduler: Any, metric: Any) -> None:
+        def move_unless_skipped(scheduler: Any, metric: Any) -> None:
+            """Move as the module does; a schedule by step only if the scaler did not just skip."""
             by_step = [
                 one.scheduler for one in trainer.lr_scheduler_configs if one.interval == "step"
             ]
-            is_skipped = self._scaler.get_scale() < self._scale
+            is_skipped = self._scaler.get_scale() < self._scale_before
             if not (is_skipped and scheduler in by_step):
                 move(scheduler, metric)
 
-        pl_module.lr_scheduler_step = moved  # type: ignore[method-assign]
+        pl_module.lr_scheduler_step = move_unless_skipped  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count, also where a training is resumed."""
         self._global_step = trainer.global_step
-        self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
+        self._scale_before = self._scaler.get_scale() if self._scaler is not None else 0.0
 
     def has_stepped(self, trainer: Trainer) -> bool:
         """Count the batch that ended; whether it made a step, of one optimizer or of several.
@@ -223,8 +232,8 @@ class CountsSteps(Callback):
         self._global_step = trainer.global_step
         if has_stepped and self._scaler is not None:
             scale = self._scaler.get_scale()
-            has_stepped = scale >= self._scale
-            self._scale = scale
+            has_stepped = scale >= self._scale_before
+            self._scale_before = scale
         self.steps += has_stepped
         return has_stepped
 

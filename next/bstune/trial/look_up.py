@@ -95,8 +95,8 @@ def look(recipe: Recipe, trial: TrialSettings, batches: int = 0) -> Looked:
     return Looked(trainer, callback.metrics)
 
 
-def loader_of(trainer: Trainer) -> AnyLoader:
-    """The training loader of a training that was set up."""
+def train_loader_of(trainer: Trainer) -> AnyLoader:
+    """The training loader of a Trainer that :func:`look`, or a fit, has set up."""
     loader = trainer.train_dataloader
     assert isinstance(loader, AnyLoader)  # noqa: S101 (fit gives no other)
     return loader
@@ -197,7 +197,7 @@ def _look_up(
     steps = _positive(arguments.get("max_steps"))
     given = " and ".join(f"{name}={arguments[name]}" for name in LENGTHS if arguments.get(name))
     sources["steps"] = f"the Trainer's {given}"
-    epoch = loader_of(trainer).epoch
+    epoch = train_loader_of(trainer).epoch
     metrics = tuple(sorted(looked.metrics))
     metric, mode, sources["metric"] = chosen_metric(metrics, _monitors(trainer, arguments))
     return Found(

@@ -28,7 +28,7 @@ from bstune.recipe.recipe import Recipe, TrialSettings, settings_of
 from bstune.system.failures import one_line
 from bstune.trial.checks import Checks, Schedule
 from bstune.trial.lightning import StopAtTarget, fit
-from bstune.trial.look_up import STEPS, Looked, is_sgd, loader_of, look
+from bstune.trial.look_up import STEPS, Looked, is_sgd, look, train_loader_of
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.trainer import base_rates
 from bstune.trial.trial import Trial, may_be_of_size
@@ -462,7 +462,7 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
     is_lightnings = "lightning" in type(module).lr_scheduler_step.__module__.partition(".")[0]
     if not (module.automatic_optimization and is_lightnings):
         return []
-    epoch = loader_of(trainer).epoch
+    epoch = train_loader_of(trainer).epoch
     schedules = []
     pairs = zip(trainer.lr_scheduler_configs, longer.lr_scheduler_configs, strict=True)
     for config, of_longer in pairs:

@@ -103,6 +103,8 @@ class AnyWorker(Protocol):
 class Worker:
     """Calls functions in another process, one at a time; it starts at the first one.
 
+    A study has one for each trial, or device, that trains at once.
+
     Args:
         log: gets what the process prints.
         preload: modules that are imported once, before the first function.
@@ -119,9 +121,9 @@ class Worker:
         self._preload = tuple(preload)
         self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._number = 0
-        self._killed: Failure | None = None
-        self._heard = time.monotonic()
+        self._function_number = 0
+        self._killed_because: Failure | None = None
+        self._last_heard = time.monotonic()
         self._has_started = False
         self.told = ""
         """What the function said last of its progress."""
@@ -158,9 +160,9 @@ class Worker:
     def submit(self, function: Callable[..., Any], *args: Any) -> None:
         """Send a function, which is called as ``function(*args)``; the last one has to be over."""
         task = _dumped(function, args)
-        self._number += 1
-        self._killed = None
-        self._heard = time.monotonic()
+        self._function_number += 1
+        self._killed_because = None
+        self._last_heard = time.monotonic()
         self.told = ""
         self.start()
         try:
@@ -168,16 +170,16 @@ class Worker:
             while self._connection.poll():
                 self._connection.recv()
                 self._has_started = True
-            self._connection.send((self._number, task))
+            self._connection.send((self._function_number, task))
         except (EOFError, OSError):
             self._end()
             self.start()
-            self._connection.send((self._number, task))
+            self._connection.send((self._function_number, task))
 
     def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of the function, at most so long; None while it works."""
-        if self._killed is not None:
-            return self._killed
+        if self._killed_because is not None:
+            return self._killed_because
         end = time.monotonic() + seconds
         while self._connection.poll(max(0.0, end - time.monotonic())):
             try:
@@ -185,11 +187,11 @@ class Worker:
             except (EOFError, OSError, pickle.UnpicklingError):
                 status = self._end(patience=EXIT_SECONDS)
                 return self._died(_how_ended(status))
-            self._heard = time.monotonic()
+            self._last_heard = time.monotonic()
             self._has_started = True
             if isinstance(message, str):
                 self.told, message = message, None
-            if message is not None and number in (self._number, ANY_NUMBER):
+            if message is not None and number in (self._function_number, ANY_NUMBER):
                 outcome: Returned | Failure | str = pickle.loads(message)  # noqa: S301 (ours)
                 if isinstance(outcome, str):
                     outcome = self._died(outcome)
@@ -214,7 +216,7 @@ class Worker:
 
         While it imports the modules that it starts with, which a busy machine makes slow, it is 0.
         """
-        return time.monotonic() - self._heard if self._has_started else 0.0
+        return time.monotonic() - self._last_heard if self._has_started else 0.0
 
     def kill(self, limit: float) -> None:
         """End the process and those that it started; the next poll gives a Failure.
@@ -227,7 +229,7 @@ class Worker:
         reason = f"it said nothing for {limit:.0f} s; trial_seconds sets that limit"
         place = self._where_it_is()
         self._end()
-        self._killed = Failure(f"{reason} ({place})" if place else reason)
+        self._killed_because = Failure(f"{reason} ({place})" if place else reason)
 
     def _where_it_is(self) -> str:
         if self._process is None:
