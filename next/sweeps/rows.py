@@ -13,7 +13,7 @@ from bstune.system.files import append_line, read_text, write_text
 Unit = Mapping[str, str | int | float]
 
 
-def measured(
+def measure_units(
     path: Path,
     settings: Mapping[str, Any],
     units: Iterable[Unit],

@@ -91,7 +91,7 @@ def row(result: Result) -> dict[str, Any]:
     values |= {"low": critical.interval.low, "high": critical.interval.high}
     if b_crit is not None and s_min is not None:
         values |= {"b_crit": b_crit, "s_min": s_min}
-        values["off_law"] = off_law(tuned(result), b_crit, s_min)
+        values["off_law"] = off_law(well_tuned_points(result), b_crit, s_min)
         values["perfect"] = critical.smallest <= b_crit / REGIME_RATIO
         values["maximal"] = critical.largest >= b_crit * REGIME_RATIO
     sizes, steps = np.array([(point.batch_size, point.steps) for point in result.curve]).T
@@ -109,7 +109,7 @@ def row(result: Result) -> dict[str, Any]:
     return values
 
 
-def tuned(result: Result) -> DataFrame:
+def well_tuned_points(result: Result) -> DataFrame:
     """Batch size and steps to target of well-tuned trials, their geometric means in each octave.
 
     These are the trials that reached the target with a rate within ``NEAR`` of the predicted best.
@@ -175,7 +175,7 @@ def figure(found: list[tuple[str, Result]]) -> Figure:
         if critical is None or critical.interval.value is None:
             continue
         steps_axes.axvline(critical.interval.value, linestyle=":", **line)
-        points = tuned(result)
+        points = well_tuned_points(result)
         dots = {"color": colours[name], "s": 14}
         steps_axes.scatter(points["batch_size"], points["steps"], **dots)
         points = points / [critical.interval.value, critical.s_min]

@@ -18,7 +18,7 @@ from scipy.stats import t as student
 from bstune.core.records import Budget
 from bstune.report.compare_page import STEPS
 from bstune.report.figure import draw_legend, scale
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 from bstune.sweeps.shallue import over_first
 from bstune.sweeps.studies import train
 from bstune.system.ticker import say
@@ -70,7 +70,7 @@ def run(
     def trainings(cells: DataFrame, seeds: list[int]) -> DataFrame:
         units = cells.merge(Series(seeds, name="seed"), how="cross").to_dict("records")
         settings = {"common": common, "variants": variants}
-        return measured(output / "rows.jsonl", settings, units, measure)
+        return measure_units(output / "rows.jsonl", settings, units, measure)
 
     both = Budget(steps=steps, examples=examples)
     budgets = [Budget(steps=1, examples=examples), Budget(steps=steps), both]

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from bstune.core.errors import InputError
-from bstune.trial.batches import micro_batches, rebatch, rng_state, validation_in
+from bstune.trial.batches import micro_batches, rebatch, rng_state, validation_in_batches
 from bstune.trial.trial import BatchSizeRefused
 
 # On a machine with one processor torch advises on the number of a loader's processes.
@@ -214,11 +214,13 @@ def test_several_loaders():
 
 def test_validation_in_other_batches():
     loaders = [DataLoader(DATA, 7, collate_fn=doubled), DataLoader(Stream(), 7)]
-    assert [[len(batch) for batch in one] for one in validation_in(loaders, 8)] == 2 * [[8, 8]]
+    assert [[len(batch) for batch in one] for one in validation_in_batches(loaders, 8)] == 2 * [
+        [8, 8]
+    ]
     with pytest.raises(BatchSizeRefused):
-        validation_in(loaders, 21)
+        validation_in_batches(loaders, 21)
     with pytest.raises(InputError):
-        validation_in(range(9), 8)
+        validation_in_batches(range(9), 8)
 
 
 class Augmented(Dataset):

@@ -66,7 +66,7 @@ class Found(Frozen):
 
     @property
     def meant(self) -> tuple[str, Mode]:
-        """The metric and its direction; only once :func:`completed` has seen that there are."""
+        """The metric and its direction; only once :func:`fill_by_found` has seen that there are."""
         assert self.metric is not None and self.mode is not None  # noqa: PT018, S101
         return self.metric, self.mode
 
@@ -129,7 +129,7 @@ def chosen_metric(
     return None, None, ""
 
 
-def remembered(options: Options, setting: Callable[[str], Any]) -> Options:
+def fill_by_stored(options: Options, setting: Callable[[str], Any]) -> Options:
     """Fill what is open by what a study was begun with, which the same command goes on with.
 
     Args:
@@ -155,7 +155,7 @@ def remembered(options: Options, setting: Callable[[str], Any]) -> Options:
     return options_from(values)
 
 
-def completed(
+def fill_by_found(
     options: Options, found: Found, command: Callable[[Mapping[str, object]], str]
 ) -> tuple[Options, list[str]]:
     """Fill what nobody gave by what the project tells: all but a target, which is run for.
@@ -179,11 +179,11 @@ def completed(
         lines += _metric_line(found, absent)
     if None not in (baseline["batch_size"], baseline["lr"]):
         lines += _fill_values(baseline, found, absent)
-        check_whole(options.tunables, baseline["values"])
+        check_whole_ranges(options.tunables, baseline["values"])
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
         absent["budget.seconds"] = "no max_steps of the Trainer, or max_epochs of a known length"
     if absent:
-        call = command(_example(absent, options, found, baseline["values"] or {}))
+        call = command(_example_values(absent, options, found, baseline["values"] or {}))
         raise InputError(f"{', and '.join(absent.values())}: give {', '.join(absent)}, as {call}")
     lines += _fill_range(values["batch_size"], baseline["batch_size"], found)
     used = baseline["batch_size"]
@@ -238,7 +238,7 @@ def _fill_values(baseline: dict[str, Any], found: Found, absent: dict[str, str])
     ]
 
 
-def _example(
+def _example_values(
     absent: Collection[str], options: Options, found: Found, known: Mapping[str, Number | None]
 ) -> dict[str, object]:
     """A value for each option that has to be given."""
@@ -270,7 +270,7 @@ def _fill_range(sizes: dict[str, Any], used: int | None, found: Found) -> list[s
     return [f"batch sizes up to {examples:,}: the training set has no more examples"]
 
 
-def check_whole(tunables: Sequence[Tunable], of_today: Mapping[str, float]) -> None:
+def check_whole_ranges(tunables: Sequence[Tunable], of_today: Mapping[str, float]) -> None:
     """InputError for a range of whole numbers whose baseline is none."""
     for one in tunables:
         if one.is_whole and isinstance(of_today.get(one.name), float):
@@ -359,7 +359,7 @@ def _rounded_up(value: float) -> float:
     return round(math.ceil(value * scale - 1e-9) / scale, max(digits, 0))
 
 
-def piloted(
+def fill_by_pilot(
     options: Options, found: Found, history: Sequence[tuple[int, float]]
 ) -> tuple[Options, str]:
     """Fill the target by what a pilot run reached, and the budget where no length was found.

@@ -89,7 +89,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[CliFile, list[str]]:
     return CliFile(tuple(named), tuple(overrides), lr_key), options
 
 
-def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
+def read_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
     """Read the files as plain YAML.
 
     Returns:
@@ -122,7 +122,7 @@ def recipe_of_file(file: CliFile, options: Options) -> Recipe:
         file: with the command line's overrides.
         options: of the study.
     """
-    built = _OfFile(file, [one.name for one in options.tunables], not options.override_lr)
+    built = _BuiltByCli(file, [one.name for one in options.tunables], not options.override_lr)
     return Recipe(
         module=built.module,
         data=built.data,
@@ -133,7 +133,7 @@ def recipe_of_file(file: CliFile, options: Options) -> Recipe:
     )
 
 
-class _OfFile:
+class _BuiltByCli:
     """Module, data and Trainer's arguments of a trial, which LightningCLI builds together.
 
     Args:
@@ -158,18 +158,20 @@ class _OfFile:
         All values are numbers. Where no key, or several, are called batch_size, the loader alone
         gets the trial's.
         """
-        config = _config(self._file)
-        values = {_key(config, [name], "tune"): value for name, value in trial.values.items()}
+        config = _values_by_key(self._file)
+        values = {
+            _one_number_key(config, [name], "tune"): value for name, value in trial.values.items()
+        }
         if trial.lr is not None and self._sets_lr:
             values[self._rate_key(config)] = trial.lr
-        size_keys = _keys(config, ["batch_size"])
+        size_keys = _number_keys(config, ["batch_size"])
         if trial.batch_size is not None and len(size_keys) == 1:
             values[size_keys[0]] = trial.batch_size
-        cli = _read(self._file, [f"--{key}={value!r}" for key, value in values.items()])
+        cli = _read_by_cli(self._file, [f"--{key}={value!r}" for key, value in values.items()])
         self._built = trial, cli
         return cli.model
 
-    def _of(self, trial: TrialSettings) -> Any:
+    def _cli_of(self, trial: TrialSettings) -> Any:
         if self._built is None or self._built[0] is not trial:
             self.module(trial)
         assert self._built is not None  # noqa: S101 (module sets it)
@@ -177,30 +179,30 @@ class _OfFile:
 
     def data(self, trial: TrialSettings) -> Any:
         """Give the data module that was built with the module."""
-        data = self._of(trial).datamodule
+        data = self._cli_of(trial).datamodule
         if data is None:
             raise InputError("the file has no data: name a LightningDataModule, as data.class_path")
         return data
 
     def trainer(self, trial: TrialSettings) -> dict[str, Any]:
         """Give the Trainer's arguments, but for those that are options."""
-        arguments = self._of(trial).trainer
+        arguments = self._cli_of(trial).trainer
         return {name: value for name, value in arguments.items() if name not in OF_TRAINER}
 
     def own_values(self) -> dict[str, int | float | None]:
         """The file's rate, as ``lr``, and its further values; it builds nothing."""
-        config = _config(self._file)
-        keys = {name: _key(config, [name], "tune") for name in self._tuned}
+        config = _values_by_key(self._file)
+        keys = {name: _one_number_key(config, [name], "tune") for name in self._tuned}
         if self._sets_lr:
             keys["lr"] = self._rate_key(config)
         return {name: value_of_today(name, config[key]) for name, key in keys.items()}
 
     def _rate_key(self, config: Mapping[str, Any]) -> str:
         given = self._file.lr_key
-        return _key(config, RATES if given is None else [given], "lr_key=KEY")
+        return _one_number_key(config, RATES if given is None else [given], "lr_key=KEY")
 
 
-def _keys(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
+def _number_keys(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
     """The keys of numbers that a trial may set and that have a name; with none, of all."""
     keys = []
     for key, value in config.items():
@@ -211,13 +213,13 @@ def _keys(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
     return keys
 
 
-def _key(config: Mapping[str, Any], names: Collection[str], option: str) -> str:
+def _one_number_key(config: Mapping[str, Any], names: Collection[str], option: str) -> str:
     """The key of one number; InputError where there is none, or several."""
-    found = _keys(config, names)
+    found = _number_keys(config, names)
     if len(found) != 1:
         raise InputError(
             f"{option} must name one number of the file, but {' or '.join(names)} names "
-            f"{len(found)}: it has {', '.join(found or _keys(config, ()))}"
+            f"{len(found)}: it has {', '.join(found or _number_keys(config, ()))}"
         )
     return found[0]
 
@@ -251,12 +253,12 @@ class _Reading:
         return super()._instantiate_trainer(*arguments)  # type: ignore[misc]
 
 
-def _config(file: CliFile) -> dict[str, Any]:
+def _values_by_key(file: CliFile) -> dict[str, Any]:
     """The values of a file and of the defaults, by their keys."""
-    return dict(_read(file, (), builds=False).config.items())
+    return dict(_read_by_cli(file, (), builds=False).config.items())
 
 
-def _read(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> Any:
+def _read_by_cli(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> Any:
     """Let LightningCLI read a file; without ``builds`` it has a ``config`` alone.
 
     Raises:
@@ -276,7 +278,7 @@ def _read(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> An
         try:
             with ExitStack() as stack:
                 for cli in classes:
-                    stack.enter_context(_reads(cli, words, builds))
+                    stack.enter_context(_made_to_read(cli, words, builds))
                 make()
         except _Made as made:
             return made.args[0]
@@ -293,7 +295,7 @@ def _read(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> An
 
 
 @contextmanager
-def _reads(cli: Any, words: Sequence[str], builds: bool) -> Iterator[None]:
+def _made_to_read(cli: Any, words: Sequence[str], builds: bool) -> Iterator[None]:
     """Let a class and its subclasses read some words, whatever they are called with."""
     own_init = cli.__init__
 

@@ -85,7 +85,7 @@ def _next_rate(
     """The next rate of a batch size, and how often the octave is halved to come to it."""
     rule = best = space.rule_lr(batch_size)
     if done:
-        best = min(done, key=lambda one: _rank(question, one)).lr
+        best = min(done, key=lambda one: _order_at_size(question, one)).lr
 
     def place_of(lr: float, parts: int) -> int:
         """In parts of an octave, from the rule's rate."""
@@ -105,7 +105,7 @@ def _next_rate(
     return FINEST, best
 
 
-def _rank(question: Question, record: Record) -> tuple[int, float]:
+def _order_at_size(question: Question, record: Record) -> tuple[int, float]:
     """The order of trials at one batch size, the best first."""
     gaps = [question.target.gap(value) for _, value in record.finite_history]
     if record.status == "reached":

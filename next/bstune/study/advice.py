@@ -123,7 +123,7 @@ def more_time(plan: Plan, records: Records) -> tuple[str, FurtherOptions] | None
     return what, {"wall_seconds": math.ceil(max(limit, least))}
 
 
-def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
+def plan_with_more_seeds(plan: Plan, result: StudyResult, now: float) -> Plan | None:
     """Under a time limit, the plan that runs the seeds that an open answer asks for, or None.
 
     So a limit is used up before an answer is left open: ``seeds`` are the least then.
@@ -162,7 +162,7 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> FurtherOpti
     return {}
 
 
-def missing(
+def what_is_missing(
     plan: Plan,
     comparison: Speedup | Improvement | None,
     other: Confirmed | None,
@@ -236,7 +236,7 @@ def searched_range(space: Space, records: Records) -> Searched:
     )
 
 
-def for_curve(
+def what_narrows_b_crit(
     plan: Plan, name: str, critical: Critical, searched: Searched, records: Records
 ) -> tuple[str, FurtherOptions] | None:
     """Under ``curve``: what narrows B_crit's interval, and its options; None where it is narrow.
@@ -273,13 +273,15 @@ def warnings_of(
     An octave without a trial that reached the target matters where B_crit lies in it. Elsewhere
     ``time`` and ``steps`` leave octaves out rightly, and ``curve`` says so in its rows.
     """
-    found = list(_of_measurements(plan, best, records))
+    found = list(_warnings_of_measurements(plan, best, records))
     if critical.interval.value is not None:
-        found += _of_curve(plan.space, critical, critical.interval.value, points, searched)
+        found += _warnings_of_b_crit(
+            plan.space, critical, critical.interval.value, points, searched
+        )
     return tuple(found)
 
 
-def _of_measurements(
+def _warnings_of_measurements(
     plan: Plan, best: Confirmed | None, records: Records
 ) -> Iterator[ResultWarning]:
     """Warnings of steps and step times that are not known well."""
@@ -300,7 +302,7 @@ def _of_measurements(
         )
 
 
-def _of_curve(
+def _warnings_of_b_crit(
     space: Space, critical: Critical, value: float, points: Sequence[CurvePoint], searched: Searched
 ) -> Iterator[ResultWarning]:
     """Warnings of a B_crit that has a value."""

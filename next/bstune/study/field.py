@@ -48,7 +48,7 @@ class Field:
     """tau(B) by which they are compared, as of :func:`_tied_step_time`."""
 
     @property
-    def of_law(self) -> SeedDeviation:
+    def deviation_of_law(self) -> SeedDeviation:
         """The law's own deviation, before any new seed."""
         return SeedDeviation(self.noise, LAW_DEGREES)
 

@@ -117,7 +117,7 @@ def survey_seconds(options: Options, deadline: Deadline | None, preflight: float
     return min(options.survey_seconds, max(deadline.preparation_seconds - preflight, 0.0))
 
 
-def without_survey(options: Options, worker: AnyWorker | None, seconds: float) -> str:
+def why_no_survey(options: Options, worker: AnyWorker | None, seconds: float) -> str:
     """Why no survey is made in so many seconds; empty: one is.
 
     Raises:
@@ -141,7 +141,7 @@ def without_survey(options: Options, worker: AnyWorker | None, seconds: float) -
     return why
 
 
-def surveyed(
+def kept_or_new_survey(
     machine: Machine,
     worker: AnyWorker,
     recipe: Recipe,

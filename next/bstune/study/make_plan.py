@@ -58,7 +58,7 @@ def fixed_place(machine: Machine) -> dict[str, object]:
     return machine.model_dump(include={"device", "threads", "precision"})
 
 
-def shared_by(
+def what_joining_needs(
     options: Options, machine: Machine, commands: Commands, began: float
 ) -> dict[str, object]:
     """What a process on another machine needs to join a study, as JSON; nothing of it is code.
@@ -113,7 +113,7 @@ def plan_of(
         # A study keeps to the steps that a budget of seconds is by its survey.
         budget_step_time=step_time or fit_step_time((), timings),
     )
-    _check_length(question, space)
+    _check_budget(question, space)
     trials = TRIALS if deadline is None else TRIALS_IN_TIME
     if options.sampler == "grid" and deadline is None:
         trials = usual_trials(space)
@@ -133,7 +133,7 @@ def plan_of(
     )
 
 
-def _check_length(question: Question, space: Space) -> None:
+def _check_budget(question: Question, space: Space) -> None:
     """InputError where a budget of seconds is in no steps, or the best metric sought in a few."""
     if question.budget.seconds is not None and question.budget_step_time is None:
         raise InputError(

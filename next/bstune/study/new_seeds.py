@@ -16,7 +16,7 @@ from bstune.study.trials import (
     first_free,
     least_steps,
     new_seeds_of,
-    numbered,
+    record_numbered,
     took_seconds,
 )
 
@@ -46,7 +46,7 @@ def confirmation_seconds(
         if baseline.reached:
             of_baseline = min(of_baseline, took_seconds(baseline, records))
     all_took = sum(record.train_seconds + record.other_seconds for record in records)
-    between = deadline.between_trials(now, all_took, len(records))
+    between = deadline.seconds_between_trials(now, all_took, len(records))
     return plan.seeds * (of_best + of_baseline + 2.0 * between)
 
 
@@ -74,17 +74,17 @@ def ask_new_seed(plan: Plan, records: Records, running: Sequence[Spec], now: flo
     if asked is None and number is not None:
         asked = _ask_seed_of_candidate(plan, field, records, running, by_number[number])
     if asked is not None and plan.deadline is not None:
-        took = _seconds_of(leader, records)
+        took = _seconds_on_new_seed(leader, records)
         if asked.repeats is not None:
-            took = min(took, _seconds_of(asked.repeats, records))
+            took = min(took, _seconds_on_new_seed(asked.repeats, records))
         if now + took > plan.deadline.end:
             return None
     return asked
 
 
-def _seconds_of(number: int, records: Records) -> float:
+def _seconds_on_new_seed(number: int, records: Records) -> float:
     """What a configuration takes on a new seed; before the first one what its trial took."""
-    runs = new_seeds_of(records, number) or [numbered(records, number)]
+    runs = new_seeds_of(records, number) or [record_numbered(records, number)]
     return statistics.median(took_seconds(run, records) for run in runs)
 
 
@@ -108,7 +108,7 @@ def _ask_seed_of_candidate(
     candidate: Candidate,
 ) -> Ask:
     """A candidate's next run, which ends after ``NEW_SEED_LIMIT`` times its predicted steps."""
-    record = numbered(records, candidate.number)
+    record = record_numbered(records, candidate.number)
     schedule_steps = candidate.schedule_steps
     earlier = new_seeds_of(records, candidate.number)
     if earlier:

@@ -76,10 +76,14 @@ class Plan:
 
     def is_baseline(self, trial: Spec) -> bool:
         """Whether a trial ran the baseline's configuration; none did without a baseline."""
-        own = self.baseline
-        if own is None:
+        baseline = self.baseline
+        if baseline is None:
             return False
-        return (trial.batch_size, trial.lr, trial.values) == (own.batch_size, own.lr, own.values)
+        return (trial.batch_size, trial.lr, trial.values) == (
+            baseline.batch_size,
+            baseline.lr,
+            baseline.values,
+        )
 
 
 def trial_seed(study_seed: int, place: str) -> int:

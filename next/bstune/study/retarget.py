@@ -61,7 +61,7 @@ def retargeted(
         )
     if question.seeks_metric:
         _check_budget(question, records)
-    again = ended_by(question, records)
+    again = records_ended_by(question, records)
     if not any(record.reached for record in again):
         raise InputError(_nothing_reached(question, records))
     met_at_once = [len(one.history) == 1 and one.reached for one in again if one.history]
@@ -102,7 +102,7 @@ def _check_budget(question: Question, records: Records) -> None:
         )
 
 
-def ended_by(question: Question, records: Records) -> list[Record]:
+def records_ended_by(question: Question, records: Records) -> list[Record]:
     """The records of runs that another question ends; arguments as of :func:`retargeted`."""
     steps: dict[int | None, int] = {record.number: record.steps for record in records}
     again = []
@@ -113,9 +113,9 @@ def ended_by(question: Question, records: Records) -> list[Record]:
             ended_in[record.number] = ended_in[record.resumed_from]
             continue
         if question.seeks_metric:
-            changes = _by_budget(record, question.last_step(record.batch_size))
+            changes = _changes_by_budget(record, question.last_step(record.batch_size))
         else:
-            changes = _by_target(record, question.target)
+            changes = _changes_by_target(record, question.target)
         before = steps.get(record.resumed_from, 0)
         share = (changes.get("steps", record.steps) - before) / max(record.steps - before, 1)
         changes["train_seconds"] = share * record.train_seconds
@@ -127,7 +127,7 @@ def ended_by(question: Question, records: Records) -> list[Record]:
     return again
 
 
-def _by_target(record: Record, target: Target) -> dict[str, Any]:
+def _changes_by_target(record: Record, target: Target) -> dict[str, Any]:
     """What changes in a record whose run a target ends."""
     missed = 0
     for place, (step, value) in enumerate(record.history, start=1):
@@ -138,7 +138,7 @@ def _by_target(record: Record, target: Target) -> dict[str, Any]:
     return {"status": {"reached": "pruned", "finished": "missed"}.get(record.status, record.status)}
 
 
-def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
+def _changes_by_budget(record: Record, last_step: int) -> dict[str, Any]:
     """What changes in a record whose run a budget ends; its metric there is interpolated."""
     within = [one for one in record.finite_history if one[0] < last_step]
     beyond = [one for one in record.finite_history if one[0] >= last_step]
@@ -165,7 +165,7 @@ def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...
     found = []
     for target in easier_targets(question.target, records):
         asked = replace(question, target=target)
-        again = ended_by(asked, records)
+        again = records_ended_by(asked, records)
         posterior = answer_posterior(replace(plan, question=asked), again, DRAWS, MOVES)
         interval = critical_batch_size(posterior, again).interval
         found.append(CriticalAt(goal=target.goal, interval=interval))

@@ -73,8 +73,8 @@ def hide_in_text(text: str) -> str:
     """Leave passwords and tokens out of the URLs in a text: ``x://me:***@host``."""
     text = _PASSWORD.sub(rf"\g<user>{HIDDEN}", text)
     text = _WEB_TOKEN.sub(rf"\g<scheme>{HIDDEN}", text)
-    return _QUERY.sub(_without_value, text)
+    return _QUERY.sub(_hide_query_value, text)
 
 
-def _without_value(pair: re.Match[str]) -> str:
+def _hide_query_value(pair: re.Match[str]) -> str:
     return f"{pair['key']}={HIDDEN}" if is_secret(pair["key"]) else pair[0]

@@ -79,14 +79,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _combined(*numbers: int) -> int:
+def _combined_seed(*numbers: int) -> int:
     """A seed that follows from some integers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _seed_cpu_generators(*numbers: int) -> None:
     """Seed Python's, numpy's and torch's CPU generator, not CUDA's, by some integers."""
-    seed = _combined(*numbers)
+    seed = _combined_seed(*numbers)
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -125,7 +125,7 @@ class _Epochs:
     def _draw(self, epoch: int) -> list[Any]:
         """Iterate over the sampler, with random numbers that follow from the seed and the epoch."""
         if type(self._sampler) is RandomSampler:
-            self._sampler.generator.manual_seed(_combined(self._seed, epoch))
+            self._sampler.generator.manual_seed(_combined_seed(self._seed, epoch))
             return list(self._sampler)
         state = rng_state()
         _seed_cpu_generators(self._seed, epoch)
@@ -425,7 +425,7 @@ def rebatch(
     """
     leaves, spec = tree_flatten(getattr(loaders, "iterables", loaders))
     if not spec.is_leaf():
-        _check_whole(parts, batch_size)
+        _refuse_cut_batches(parts, batch_size)
         sizes = [own_batch_size(leaf) for leaf in leaves]
         ratios = [size / sizes[0] if size and sizes[0] else 1.0 for size in sizes]
         made = []
@@ -448,9 +448,9 @@ def rebatch(
     sampler = loader.batch_sampler if is_plain else None
     streams = sampler is not None and isinstance(loader.dataset, IterableDataset)
     if streams:
-        loader = DataLoader(loader.dataset, batch_size, drop_last=True, **_kept(loader))
+        loader = DataLoader(loader.dataset, batch_size, drop_last=True, **_kept_arguments(loader))
     if streams or (made_for_size and not hasattr(sampler, "batch_size")):
-        _check_whole(parts, batch_size)
+        _refuse_cut_batches(parts, batch_size)
         return TrialStream(loader, batch_size, seed, limit, batches_had)
     if sampler is None:
         raise InputError(
@@ -479,11 +479,11 @@ def rebatch(
         batch_sampler=EndlessBatches(epochs, batch_size, parts, numbered=has_workers),
         # The seeds of the loader's processes do not come from the trial's random numbers.
         generator=torch.Generator().manual_seed(seed),
-        **_kept(loader),
+        **_kept_arguments(loader),
     )
 
 
-def _check_whole(parts: tuple[slice, ...] | None, batch_size: int) -> None:
+def _refuse_cut_batches(parts: tuple[slice, ...] | None, batch_size: int) -> None:
     """BatchSizeRefused where batches of several loaders, or of a stream, would have to be cut."""
     if parts not in (None, micro_batches(batch_size, None)):
         raise BatchSizeRefused(
@@ -492,12 +492,12 @@ def _check_whole(parts: tuple[slice, ...] | None, batch_size: int) -> None:
         )
 
 
-def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
+def _kept_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
     """What a loader of the same data keeps."""
     return {name: getattr(loader, name) for name in KEPT}
 
 
-def validation_in(loaders: Any, batch_size: int) -> Any:
+def validation_in_batches(loaders: Any, batch_size: int) -> Any:
     """Make validation loaders of the same data in batches of exactly another size.
 
     Args:
@@ -522,7 +522,7 @@ def validation_in(loaders: Any, batch_size: int) -> Any:
                 f"no batch of {batch_size}"
             )
         return DataLoader(
-            loader.dataset, batch_size, sampler=sampler, drop_last=True, **_kept(loader)
+            loader.dataset, batch_size, sampler=sampler, drop_last=True, **_kept_arguments(loader)
         )
 
     return tree_map(remade, loaders)

@@ -58,7 +58,7 @@ def send_by_value(modules: Sequence[str]) -> None:
     def reduce(pickler: ForkingPickler, item: object) -> Any:
         if isinstance(item, BaseProcess):
             make, arguments, state, *_ = cast(tuple[Any, ...], item.__reduce_ex__(2))
-            return _begin, (modules, make, arguments), state
+            return _make_process, (modules, make, arguments), state
         if isinstance(item, type | FunctionType) and item.__module__ == "__main__":
             if isinstance(item, type):
                 return _read_class, (_written_class(item),)
@@ -79,7 +79,9 @@ def _read_class(written: bytes) -> Any:
     return cloudpickle.loads(written)
 
 
-def _begin(modules: Sequence[str], make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _make_process(
+    modules: Sequence[str], make: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
     """Make a process's object where it starts, before pickle reads what is in it."""
     import_in_order(modules)
     send_by_value(modules)

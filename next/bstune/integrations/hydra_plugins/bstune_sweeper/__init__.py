@@ -14,7 +14,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from bstune.integrations.hydra_job import TAKEN, timed
+from bstune.integrations.hydra_job import TAKEN, call_timed
 
 # Options of a study; null: the default of bstune's conf/config.yaml.
 OPTIONS = (
@@ -42,7 +42,9 @@ class BstuneSweeper(Sweeper):
         self.hydra_context = hydra_context
         self.config = config
         self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=partial(timed, task_function), config=config
+            hydra_context=hydra_context,
+            task_function=partial(call_timed, task_function),
+            config=config,
         )
 
     def sweep(self, arguments: list[str]) -> None:
