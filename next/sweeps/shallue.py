@@ -17,9 +17,9 @@ from pydantic import Field, NonNegativeInt
 from scipy.stats import ttest_ind
 
 from bstune.core.curve import REGIME_RATIO
-from bstune.core.records import ends
+from bstune.core.records import last_of_chains
 from bstune.report.compare_page import STEPS
-from bstune.report.figure import draw_legend, scale
+from bstune.report.figure import draw_legend, scale_axes
 from bstune.result import Result, load
 from bstune.search.findings import NEAR_OPTIMAL
 from bstune.sweeps.studies import study
@@ -81,7 +81,7 @@ def row(result: Result) -> dict[str, Any]:
         the smallest one whose predicted steps are at most 1.1 times the fewest, and its best rate.
         Where the study sought a best pair: it, its seconds and the near-optimal batch sizes.
     """
-    records = ends(result.records)
+    records = last_of_chains(result.records)
     count = sum(record.reached for record in records)
     values: dict[str, Any] = {"reached": count, "trials": len(records), "b_crit": math.nan}
     critical = result.critical
@@ -117,7 +117,7 @@ def well_tuned_points(result: Result) -> DataFrame:
     """
     log_sizes, log_rates = np.log([(one.batch_size, one.lr) for one in result.curve]).T
     points = []
-    for record in ends(result.records):
+    for record in last_of_chains(result.records):
         best = np.interp(math.log(record.batch_size), log_sizes, log_rates)
         if record.reached and abs(math.log(record.lr) - best) <= math.log(NEAR):
             points.append((record.batch_size, record.steps_to_target))
@@ -180,7 +180,7 @@ def figure(found: list[tuple[str, Result]]) -> Figure:
         steps_axes.scatter(points["batch_size"], points["steps"], **dots)
         points = points / [critical.interval.value, critical.s_min]
         law_axes.scatter(points["batch_size"], points["steps"], **dots)
-    scale(steps_axes, STEPS)
+    scale_axes(steps_axes, STEPS)
     sizes = np.geomspace(1.0 / REACH, REACH)
     law_axes.plot(sizes, 1.0 + 1.0 / sizes, color="black", linestyle="--", label="1 + B_crit/B")
     law_axes.axvspan(1.0 / REGIME_RATIO, REGIME_RATIO, color="0.95", zorder=0)

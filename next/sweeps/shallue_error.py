@@ -17,7 +17,7 @@ from scipy.stats import t as student
 
 from bstune.core.records import Budget
 from bstune.report.compare_page import STEPS
-from bstune.report.figure import draw_legend, scale
+from bstune.report.figure import draw_legend, scale_axes
 from bstune.sweeps.rows import Unit, measure_units
 from bstune.sweeps.shallue import over_first
 from bstune.sweeps.studies import train
@@ -106,6 +106,6 @@ def figure(table: DataFrame) -> Figure:
             bars = rows["high"] - rows["mean"]
             axes.errorbar(rows["batch_size"], rows["mean"], bars, fmt="o-", capsize=3, label=budget)
         axes.set(title=variant, ylabel="least error within the budget")
-        scale(axes, STEPS)
+        scale_axes(axes, STEPS)
     draw_legend(drawn, all_axes)
     return drawn

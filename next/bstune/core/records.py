@@ -237,7 +237,7 @@ Records = Sequence[Record]
 """Of trials that have ended, in order of their numbers."""
 
 
-def ends(records: Records) -> list[Record]:
+def last_of_chains(records: Records) -> list[Record]:
     """The last record of each chain of resumed trials, in order of their numbers."""
     resumed = {record.resumed_from for record in records}
     return [record for record in records if record.number not in resumed]

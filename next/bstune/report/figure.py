@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from bstune.core.records import Record, Status, ends
+from bstune.core.records import Record, Status, last_of_chains
 from bstune.hardware.roofline import Roofline
 from bstune.hardware.survey import Timing
 from bstune.report.answer import answer, growth
@@ -111,13 +111,13 @@ def _draw_metric(figure: Figure, result: StudyResult, records: Sequence[Record])
         confirmed=lambda runs: runs.metric,
         scale="linear",
     )
-    trials = [record for record in ends(records) if record.role != "new seed"]
+    trials = [record for record in last_of_chains(records) if record.role != "new seed"]
     metric_axes, rate_axes, run_axes = figure.subplots(1, 3)
     _draw_panel(metric_axes, panel, result, trials)
     _scatter(rate_axes, RATE, trials, ("diverged",), CROSS)
     _draw_panel(rate_axes, RATE, result, trials)
     for runs, colour in ((result.baseline, GREEN), (result.best, VERMILION)):
-        for record in ends(records):
+        for record in last_of_chains(records):
             if runs is not None and record.repeats == runs.number and record.finite_history:
                 steps, values = zip(*record.finite_history, strict=True)
                 shares = [step / runs.steps for step in steps]
@@ -152,7 +152,7 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
         confirmed=lambda runs: runs.seconds,
         number=console.seconds,
     )
-    trials = [record for record in ends(records) if record.role != "new seed"]
+    trials = [record for record in last_of_chains(records) if record.role != "new seed"]
     over_targets = _over_targets(result)
     if over_targets:
         figure.set_figwidth(WIDE_INCHES)
@@ -209,7 +209,7 @@ def _draw_panel(axes: Axes, panel: Panel, result: StudyResult, trials: Sequence[
         # Trials far off the curve would leave it little room.
         axes.set_ylim(min(heights) / ROOM, max(heights) * ROOM)
     axes.set_ylabel(panel.name, parse_math=False)
-    scale(axes, panel)
+    scale_axes(axes, panel)
 
 
 def _scatter(
@@ -278,7 +278,7 @@ def _draw_over_targets(axes: Axes, points: Sequence[CriticalAt]) -> None:
     axes.grid(alpha=0.15)
 
 
-def scale(axes: Axes, panel: Panel) -> None:
+def scale_axes(axes: Axes, panel: Panel) -> None:
     """Scale both axes, with batch sizes at powers of two and plain numbers."""
     axes.set(xscale="log", yscale=panel.scale, xlabel="batch size")
     axes.xaxis.set_major_locator(LogLocator(2, numticks=9))

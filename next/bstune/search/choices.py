@@ -12,7 +12,7 @@ from bstune.core.question import Question
 from bstune.core.records import Records, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import Prediction
-from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
+from bstune.search.fit import SurveyedSizes, chance_to_fit, sizes_to_try
 from bstune.search.law import NO_VALUES, NOISE
 from bstune.search.limits import GIVE_UP
 from bstune.search.posterior import BOUND, Posterior, Rows, places_of
@@ -164,7 +164,7 @@ def new_configurations(
     space: Space,
     records: Records,
     running: Sequence[Spec],
-    fits: Ends,
+    fits: SurveyedSizes,
     best: Sequence[Prediction],
     rng: np.random.Generator,
 ) -> New:

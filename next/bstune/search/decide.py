@@ -33,7 +33,7 @@ from bstune.search.choices import (
 )
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
-from bstune.search.fit import NOTHING, Ends
+from bstune.search.fit import NOTHING, SurveyedSizes
 from bstune.search.limits import (
     PROBE_OF_BUDGET,
     affordable_length,
@@ -95,7 +95,7 @@ def propose(
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
-    fits: Ends = NOTHING,
+    fits: SurveyedSizes = NOTHING,
 ) -> Proposal:
     """Choose what to run next; the same arguments give the same proposal.
 

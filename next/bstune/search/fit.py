@@ -20,7 +20,7 @@ from bstune.core.space import Space
 MOST_MULTIPLE = 32
 
 
-class Ends(NamedTuple):
+class SurveyedSizes(NamedTuple):
     """What a survey has found of batch sizes."""
 
     largest_fit: int | None = None
@@ -31,7 +31,7 @@ class Ends(NamedTuple):
     """By the user's code."""
 
 
-NOTHING = Ends()
+NOTHING = SurveyedSizes()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Limits:
 
 
 def chance_to_fit(
-    batch_sizes: ArrayLike, records: Records, fits: Ends = NOTHING
+    batch_sizes: ArrayLike, records: Records, fits: SurveyedSizes = NOTHING
 ) -> NDArray[np.float64]:
     """The chance that each of n batch sizes fits, (n,); 1 where nothing has failed.
 
@@ -77,7 +77,7 @@ def _chance_between(sizes: NDArray[np.float64], failed: float, ran: float) -> ND
     return np.clip(np.log(sizes / failed) / math.log(ran / failed), 0.0, 1.0)
 
 
-def sizes_to_try(space: Space, records: Records, fits: Ends = NOTHING) -> Space:
+def sizes_to_try(space: Space, records: Records, fits: SurveyedSizes = NOTHING) -> Space:
     """Narrow a space to the batch sizes that are worth a trial.
 
     Beyond what ran they reach to the geometric mean with what failed, where the chance is a half;
@@ -88,7 +88,7 @@ def sizes_to_try(space: Space, records: Records, fits: Ends = NOTHING) -> Space:
     return _narrow_space(space, low, math.sqrt(limits.largest * limits.too_large), limits.multiple)
 
 
-def sizes_that_fit(space: Space, records: Records, fits: Ends = NOTHING) -> Space:
+def sizes_that_fit(space: Space, records: Records, fits: SurveyedSizes = NOTHING) -> Space:
     """Narrow a space to the batch sizes that fit as far as is known: none beyond what ran."""
     limits = _limits_of_fit(records, fits)
     low = limits.smallest if limits.too_small else 0
@@ -108,7 +108,7 @@ def trained_sizes(records: Records) -> set[int]:
     return {one.batch_size for one in records if one.steps > 0 and not one.is_unfit}
 
 
-def _limits_of_fit(records: Records, fits: Ends) -> _Limits:
+def _limits_of_fit(records: Records, fits: SurveyedSizes) -> _Limits:
     trained = trained_sizes(records)
     seen = trained.union(fits.ran)
     refused = {one.batch_size for one in records if one.status == "refused"}

@@ -27,11 +27,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Spec, StepTime, ends
+from bstune.core.records import Record, Records, Spec, StepTime, last_of_chains
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import key_of, tried_keys
 from bstune.search.decide import Proposal, first_evaluation, resumption
-from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
+from bstune.search.fit import NOTHING, SurveyedSizes, chance_to_fit, sizes_to_try
 from bstune.search.limits import PROBE_OF_BUDGET, limit_beside_best
 from bstune.search.sampler import BATCH_SIZE, LR, ranges_of
 
@@ -52,7 +52,7 @@ def propose_by(
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
-    fits: Ends = NOTHING,
+    fits: SurveyedSizes = NOTHING,
 ) -> Proposal:
     """Choose what to run next by a sampler of Optuna; the same arguments give the same proposal.
 
@@ -62,7 +62,7 @@ def propose_by(
             :func:`bstune.search.decide.propose`.
     """
     allowed = sizes_to_try(space, records, fits)
-    chains = [one for one in ends(records) if not one.is_unfit and one.status != "failed"]
+    chains = [one for one in last_of_chains(records) if not one.is_unfit and one.status != "failed"]
     values = {
         one.number: _minimised_value(question, step_time, one) for one in chains if one.reached
     }
@@ -111,7 +111,7 @@ def propose_by(
 
 
 def _new_configuration(
-    study: Study, allowed: Space, records: Records, running: Sequence[Spec], fits: Ends
+    study: Study, allowed: Space, records: Records, running: Sequence[Spec], fits: SurveyedSizes
 ) -> Configuration:
     """What the sampler asks that is new and may fit; the last one, where it repeats itself."""
     tried = tried_keys(records, running)

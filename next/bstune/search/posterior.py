@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Spec, Target, ends
+from bstune.core.records import Record, Records, Spec, Target, last_of_chains
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
 from bstune.search.law import NO_VALUES, NOISE, Law, make_law
@@ -142,7 +142,9 @@ def sample_posterior(
         draws: how many.
         moves: Metropolis steps at each power, twice as many at the last.
     """
-    chains = tuple(ends([record for record in records if _tells_something(record, question)]))
+    chains = tuple(
+        last_of_chains([record for record in records if _tells_something(record, question)])
+    )
     budget = question.last_step(2.0**space.middle)
     if question.seeks_metric:
         law = law_of_metric(make_law(space, budget, misfit=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Target, ends
+from bstune.core.records import Record, Records, Target, last_of_chains
 from bstune.core.space import Space
 from bstune.recipe.found import eased
 from bstune.search.findings import CurvePoint
@@ -58,7 +58,7 @@ LEAST_ROOM = 1e-3
 
 def closest_trial(target: Target, records: Records) -> Record | None:
     """The trial that came closest to the target; None without a metric."""
-    tried = [chain for chain in ends(records) if chain.finite_history]
+    tried = [chain for chain in last_of_chains(records) if chain.finite_history]
     return min(tried, key=lambda chain: target.gap(target.best(chain.finite_values)), default=None)
 
 
@@ -66,7 +66,7 @@ def trend_of_most(question: Question, records: Records) -> Trend:
     """What most trials did; a budget that none of them has come near to was not tried."""
     counts: Counter[Trend] = Counter()
     near_budget = set()
-    for chain in ends(records):
+    for chain in last_of_chains(records):
         trend = _trend(question.target, chain)
         counts[trend] += 1
         if chain.steps >= NEAR_BUDGET * question.last_step(chain.batch_size):
@@ -99,7 +99,11 @@ def easier_target(target: Target, records: Records) -> Target:
         target: that nothing reached.
         records: of which one at least has a metric.
     """
-    values = [target.best(chain.finite_values) for chain in ends(records) if chain.finite_history]
+    values = [
+        target.best(chain.finite_values)
+        for chain in last_of_chains(records)
+        if chain.finite_history
+    ]
     ranked = sorted(values, key=target.gap)
     goal = ranked[math.ceil(EASIER_SHARE * len(ranked)) - 1]
     return replace(target, goal=eased(goal, target.mode))

@@ -10,7 +10,7 @@ from bstune.core.records import StepTime
 from bstune.core.space import Configuration, Space
 from bstune.core.step_time import fit_step_time
 from bstune.options import Options, space_of
-from bstune.search.fit import NOTHING, Ends
+from bstune.search.fit import NOTHING, SurveyedSizes
 from bstune.search.grid import usual_trials
 from bstune.study.commands import Commands
 from bstune.study.deadline import Deadline
@@ -102,7 +102,7 @@ def plan_of(
     # With micro-batches larger batches are accumulated of what fits.
     if survey is not None and options.micro_batch_size != "auto":
         ran = tuple(one.batch_size for one in survey.timings)
-        fits = Ends(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
+        fits = SurveyedSizes(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
     space = space_of(options, machine.fills_tensor_cores)
     timings = survey.step_times if survey else ()
     question = Question(

@@ -14,7 +14,7 @@ import numpy as np
 
 from bstune.core.errors import InputError
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Target, ends
+from bstune.core.records import Record, Records, Target, last_of_chains
 from bstune.search.histories import excess_scale, log_curve
 from bstune.study.advice import closest_trial
 from bstune.study.critical import critical_batch_size
@@ -174,7 +174,7 @@ def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...
 
 def easier_targets(target: Target, records: Records) -> list[Target]:
     """Easier targets, the easiest first, evenly spaced in the log excess of search/histories."""
-    chains = ends(records)
+    chains = last_of_chains(records)
     scale = excess_scale(target, chains)
     early = []
     for chain in chains:
