@@ -150,7 +150,7 @@ def _compare_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _study_size(text: str) -> tuple[str, float]:
-    """A study's name and its size, of ``NAME=SIZE``."""
+    """A study's name and its size, of ``NAME=SIZE``; argparse tells a ValueError."""
     name, _, size = text.partition("=")
     return name, float(size)
 
@@ -237,7 +237,7 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 
 
 def run_many(verb: str, arguments: Sequence[str]) -> int:
-    """Run studies one after another, also where one fails; the worst status.
+    """Run a verb of ``-m`` for each study in turn, also where one fails; the worst status.
 
     The first rows of their answers stand below the last.
     """
@@ -255,7 +255,7 @@ def run_many(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _first_row(folder: Path) -> str:
-    """What a study's folder answers first, if it does."""
+    """A study's folder and, below it, line 1 of its answer; or that it has none."""
     from bstune.report.answer import answer
     from bstune.result import load
     from bstune.system.files import StudyFolder
@@ -286,7 +286,7 @@ def _take_flag(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
 
 
 def _nested_question(arguments: Sequence[str]) -> dict[str, Any]:
-    """Nest what a study is asked for: ``target=0.2``, ``budget.seconds=30``."""
+    """Nest what ``report`` asks of a study: ``target=0.2``, ``budget.seconds=30``."""
     given: dict[str, Any] = {}
     budget = {}
     for argument in arguments:

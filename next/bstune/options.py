@@ -55,6 +55,7 @@ def _refuse_bool_and_text(value: Any) -> Any:
 
 
 def _parse_target(value: Any) -> Any:
+    """Read a target's text; Target and mapping stay."""
     return value if isinstance(value, Target | dict) else Target.parse(str(value))
 
 
@@ -82,6 +83,7 @@ def _check_tune(value: Any) -> Any:
 
 
 def _is_finite_number(value: Any) -> bool:
+    """Whether it is one; True is none."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and math.isfinite(value)
 

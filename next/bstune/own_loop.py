@@ -113,6 +113,7 @@ class Study:
         return ask_again(self._folder, {})
 
     def __iter__(self) -> Iterator[Trial]:
+        """Yield trials until the answer is settled; asking for the next keeps the last's record."""
         settings = {"training": "a loop of one's own"}
         commands = call_commands("loop", self._name)
         told = set[str]()
@@ -140,7 +141,7 @@ def begin_driven_study(
     commands: Commands,
     jobs: int = 1,
 ) -> Generator[list[AskedTrial], None, Result | None]:
-    """Claim the folder of a study whose trials somebody else trains, and begin it.
+    """Claim the folder of a study whose trials its caller trains, a loop or a Hydra sweep.
 
     Args:
         options: of the study, complete.

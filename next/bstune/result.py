@@ -117,7 +117,7 @@ class Result(StudyResult):
         return module, trained
 
     def of_project(self, recipe: Recipe | None) -> "Result":
-        """Keep what trains its best."""
+        """Keep the recipe by which :meth:`train` trains; None: a result that was loaded."""
         self._recipe = recipe
         return self
 

@@ -157,10 +157,12 @@ def run(
         raise InputError(f"train_examples must be at least {recipe.batch_size}, but got {n}")
 
     def loop(trial: Trial) -> float:
+        """Train a trial, of the study or the published one; its seconds."""
         torch.manual_seed(trial.seed)
         return train(trial, recipe, CifarNet(width, recipe), data)
 
     def published(seed: int, steps: int) -> dict[str, Any]:
+        """Train the published pair on a seed: a row."""
         spec = Spec(
             number=0,
             place="published",

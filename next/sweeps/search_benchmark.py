@@ -224,6 +224,7 @@ def fastest(problem: Problem, records: Sequence[Record], seed: int) -> Record:
 
 
 def _value_of(problem: Problem, record: Record) -> float:
+    """What a trial took, in what is minimised."""
     cost = record.steps * (record.seconds_per_step or 0.0)
     return problem.value(cost, record.batch_size)
 

@@ -159,6 +159,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def _rising(history: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, float | None], ...]:
+    """Check that steps rise; pydantic makes its own error of a ValueError."""
     steps = [step for step, _ in history]
     if steps != sorted(set(steps)):
         raise ValueError(f"the steps of a history must rise, but got {steps[:20]}")

@@ -151,7 +151,7 @@ def _next_size(probes: dict[int, Probe], low: int, high: int, multiple: int) -> 
 
 
 def _rounded_down(size: float, multiple: int) -> int:
-    """Round down to a multiple, and of 2 to 8 where that is a small part: more code takes it."""
+    """Round down to a multiple; where that takes little, of 2, 4 or 8 too: more code takes it."""
     even = 1
     if size > ROUND_PART:
         even = 2 ** min(int(math.log2(size / ROUND_PART)), 3)

@@ -227,6 +227,7 @@ class _Measurement:
     def _call_in_worker(
         self, timing: Callable[..., Any], sizes: object, *more: object
     ) -> Returned | Failure:
+        """Call a function of the timing module; it dies or is silent: a Failure."""
         args = self.recipe, sizes, self.baseline, self.steps, *more
         return call(self.worker, timing, *args, limit=self.patience)
 
@@ -235,7 +236,10 @@ class _Measurement:
         call(self.worker, os._exit, 0, limit=self.patience)
 
     def probe(self, size: int) -> Probe:
-        """Probe memory at a batch size."""
+        """Probe memory at a batch size, in a fresh process; one that dies shows that it is too large.
+
+        UserCodeError where the user's code refuses the baseline's size.
+        """
         self.end_process()
         start = self.passed
         outcome = self._call_in_worker(_probe_memory_in_worker, size, self.memory_limit)

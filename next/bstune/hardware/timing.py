@@ -86,7 +86,7 @@ class StepTimer(Callback):
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds of a step, once the fit has ended."""
+        """Seconds of a step, once the fit has ended; one at least was timed."""
         ((steps, seconds),) = self.clock.segments
         return seconds / steps
 
@@ -354,6 +354,7 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
+        """Run an operation, and add what it reads and writes."""
         output = func(*args, **(kwargs or {}))
         read = _tensor_bytes((args, kwargs))
         written = _tensor_bytes(output)

@@ -167,7 +167,7 @@ class StopAtTarget(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Leave no empty folder: it would be a checkpoint."""
+        """Put the argument back, and leave no empty folder: it would be a checkpoint."""
         args.dataloader_drop_last = True
         with suppress(OSError):
             Path(args.output_dir).rmdir()

@@ -112,7 +112,10 @@ def range_of(override: Override) -> Range:
 
 
 def options_by_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given below ``hydra.sweeper``, by bstune's names; null is left out."""
+    """What is given below ``hydra.sweeper``, by bstune's names; null is left out.
+
+    A line says that a sampler of Optuna's is replaced.
+    """
     known: dict[str, Any] = {}
     for name, value in given.items():
         if name in ("budget", "baseline"):
@@ -237,6 +240,7 @@ def _number_in_job(job: DictConfig, key: str) -> Number | None:
 
 
 def _is_number(value: object) -> bool:
+    """Whether it is one; True is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

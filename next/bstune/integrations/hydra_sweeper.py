@@ -52,6 +52,7 @@ def sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
 
 
 def _run_sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
+    """As :func:`sweep`, but mistakes are raised."""
     config = sweeper.config
     known = {"study": str(config.hydra.job.name)} | options_by_our_names(sweeper.given)
     jobs = known.pop("workers", 1)

@@ -339,7 +339,10 @@ def target_of(
 
 
 def eased(goal: float, mode: Mode) -> float:
-    """A goal in ``DIGITS`` significant digits, on the easier side; a share's by what it lacks."""
+    """A goal in ``DIGITS`` significant digits, on the easier side.
+
+    Of one between 0 and 1 that rises, such as an accuracy, it is what it lacks of 1 that has them.
+    """
     if mode == "min":
         return _rounded_up(goal)
     lowered = 1.0 - _rounded_up(1.0 - goal) if 0.0 < goal < 1.0 else -_rounded_up(-goal)

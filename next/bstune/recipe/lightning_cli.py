@@ -172,6 +172,7 @@ class _BuiltByCli:
         return cli.model
 
     def _cli_of(self, trial: TrialSettings) -> Any:
+        """What was built for a trial; it is built where it is asked for first."""
         if self._built is None or self._built[0] is not trial:
             self.module(trial)
         assert self._built is not None  # noqa: S101 (module sets it)
@@ -198,6 +199,7 @@ class _BuiltByCli:
         return {name: value_of_today(name, config[key]) for name, key in keys.items()}
 
     def _rate_key(self, config: Mapping[str, Any]) -> str:
+        """The key of the rate; InputError where there is none, or several."""
         given = self._file.lr_key
         return _one_number_key(config, RATES if given is None else [given], "lr_key=KEY")
 
@@ -235,6 +237,7 @@ class _Reading:
     config: Any
 
     def add_default_arguments_to_parser(self, parser: Any) -> None:
+        """Let the file have what a saved one has of its fit."""
         super().add_default_arguments_to_parser(parser)  # type: ignore[misc]
         for name in OF_FIT:
             parser.add_argument(f"--{name}")
@@ -244,11 +247,13 @@ class _Reading:
         self.config = parser.parse_args(args)
 
     def instantiate_classes(self) -> None:
+        """Build, or end the reading where the values are all that is wanted."""
         if not self.builds:
             raise _Made(self)
         super().instantiate_classes()  # type: ignore[misc]
 
     def _instantiate_trainer(self, *arguments: Any) -> Any:
+        """Give the arguments as a dict."""
         self.trainer_class = dict
         return super()._instantiate_trainer(*arguments)  # type: ignore[misc]
 
@@ -300,6 +305,7 @@ def _made_to_read(cli: Any, words: Sequence[str], builds: bool) -> Iterator[None
     own_init = cli.__init__
 
     def init(self: Any, model: Any = None, data: Any = None, **named: Any) -> None:
+        """Read the words, without what the script asks for of a run; it never returns."""
         parser = {**(named.get("parser_kwargs") or {}), "exit_on_error": False}
         ours = {"args": words, "run": False, "save_config_callback": None, "parser_kwargs": parser}
         self.__class__ = type("Reading", (_Reading, type(self)), {"builds": builds})

@@ -168,6 +168,7 @@ def _first_row(result: StudyResult) -> Row:
 
 
 def _verdict_text(result: StudyResult) -> str:
+    """Write line 1 behind its verdict."""
     best = result.best
     baseline = result.baseline
     speedup = result.speedup
@@ -261,6 +262,7 @@ def _steps_of_budget(result: StudyResult, configuration: Confirmed) -> str:
 
 
 def _unreached_text(result: StudyResult) -> str:
+    """Write line 1 where nothing reached the target: how close a trial came."""
     text = f"nothing reached {result.target}"
     if result.seeks_metric:
         text = f"no trial trained for its whole budget of {result.budget}"
@@ -322,12 +324,14 @@ def _runs_text(result: StudyResult) -> str | None:
 
 
 def _row_easier(result: StudyResult) -> str | None:
+    """Write the goal that a quarter of the trials reached; None where the target was reached."""
     if result.easier_goal is None:
         return None
     return f"a quarter of the trials reached {result.easier_goal:g}: {result.easier}"
 
 
 def _row_also_good(result: StudyResult) -> str | None:
+    """Write the near-optimal batch sizes and what the rate alone gains; None for neither."""
     parts = []
     if result.near_optimal is not None and result.verdict != "not yet":
         low, high = result.near_optimal
@@ -346,6 +350,7 @@ def _row_also_good(result: StudyResult) -> str | None:
 
 
 def _row_scaling(result: StudyResult) -> str | None:
+    """Write B_crit and the noise scale; None where B_crit is not computed."""
     if result.critical is None:
         return None
     text = f"critical {critical_text(result.critical)}"
@@ -389,6 +394,7 @@ def critical_text(critical: Critical) -> str:
 
 
 def _row_range(result: StudyResult) -> str | None:
+    """Write which octaves have a trial that reached; None where no trial did."""
     searched = result.searched
     if searched is None:
         return None
@@ -419,6 +425,7 @@ def growth(result: StudyResult) -> str | None:
 
 
 def _row_next(result: StudyResult) -> str | None:
+    """Write what to do next; None where the verdict leaves nothing open."""
     if result.verdict not in (None, "not yet"):
         return None
     fix = None
@@ -430,6 +437,7 @@ def _row_next(result: StudyResult) -> str | None:
 
 
 def _row_train(result: StudyResult) -> str | None:
+    """Write what trains the best; None under another verdict than switch or use."""
     return result.train_command if result.verdict in ("switch", "use") else None
 
 
@@ -446,6 +454,7 @@ def _row_best(result: StudyResult) -> str | None:
 
 
 def _configuration_text(configuration: Configuration) -> str:
+    """Write batch size, rate, further values and a schedule's length."""
     pair = f"batch size {configuration.batch_size:,}, lr {console.number(configuration.lr)}"
     for name, value in configuration.values.items():
         pair += f", {name} {console.exact(value)}"
@@ -455,6 +464,7 @@ def _configuration_text(configuration: Configuration) -> str:
 
 
 def _count_reached(configuration: Confirmed) -> str:
+    """Write how many runs reached the target: all 3, 2 of 3."""
     reached, runs = configuration.reached, configuration.runs
     return f"all {runs}" if reached == runs > 1 else f"{reached} of {runs}"
 

@@ -134,6 +134,7 @@ QUANTITIES: dict[Any, Callable[[StudyResult], Interval | None]] = {
 
 
 def _ratio(of: Any, results: Mapping[str, StudyResult], first: str, study: str) -> Ratio | None:
+    """A quantity of a study over the first one's; None where one of them does not have it."""
     below, above = (QUANTITIES[of](results[name]) for name in (first, study))
     if below is None or above is None or below.value is None or above.value is None:
         return None
@@ -232,6 +233,7 @@ def power_law(
 
 
 def _known_b_crit(result: StudyResult) -> float:
+    """B_crit of a result that has one."""
     critical = critical_of(result)
     assert critical is not None and critical.value is not None  # noqa: PT018, S101
     return critical.value

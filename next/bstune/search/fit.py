@@ -97,6 +97,7 @@ def sizes_that_fit(space: Space, records: Records, fits: SurveyedSizes = NOTHING
 
 
 def _narrow_space(space: Space, low: float, high: float, multiple: int) -> Space:
+    """A space between two sizes, all multiples; one size at least is left."""
     multiple = math.lcm(space.multiple, multiple)
     top = max(math.floor(min(high, space.high) / multiple) * multiple, space.low)
     bottom = math.ceil(max(low, space.low) / multiple) * multiple
@@ -109,6 +110,7 @@ def trained_sizes(records: Records) -> set[int]:
 
 
 def _limits_of_fit(records: Records, fits: SurveyedSizes) -> _Limits:
+    """What trials and a survey tell of the sizes that fit."""
     trained = trained_sizes(records)
     seen = trained.union(fits.ran)
     refused = {one.batch_size for one in records if one.status == "refused"}

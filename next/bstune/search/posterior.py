@@ -170,6 +170,7 @@ def places_of(space: Space, specs: Sequence[Spec]) -> tuple[Array, Array, Array]
 
 
 def _tells_something(record: Record, question: Question) -> bool:
+    """Whether a record says anything of S."""
     if record.status == "diverged":
         return True
     # What a run would have come to at its schedule's end does not show before.
@@ -231,6 +232,7 @@ def rows_of_metric(chains: Records, question: Question) -> Rows:
 
 
 def _rows_of_table(table: Sequence[tuple[float, float, float, float, int]]) -> Rows:
+    """Rows of (x, z, log_steps, deviation, kind); the other fields are zeros."""
     x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
     nothing = np.zeros(len(table))
     return Rows(x, z, log_steps, deviation, kind.astype(int), nothing, nothing)
@@ -311,6 +313,7 @@ def _next_increment(likelihood: Array, most: float) -> float:
     """The largest increment of the power that keeps the effective sample size, by bisection."""
 
     def is_effective(increment: float) -> bool:
+        """Whether enough draws still count."""
         weights = np.exp(increment * (likelihood - likelihood.max()))
         effective = weights.sum() ** 2 / (weights @ weights)
         return bool(effective >= LEAST_EFFECTIVE * len(likelihood))

@@ -117,7 +117,7 @@ class StudyFacts:
 
 
 def analyse(facts: StudyFacts, records: Records) -> StudyResult:
-    """Compute a study's result from its records."""
+    """Compute a study's result from its records, at its end, or so far, or for another question."""
     reached = any(record.reached for record in records)
     fields = _fields_if_reached if reached else _fields_if_not_reached
     question = facts.plan.question

@@ -155,7 +155,7 @@ def application_command(words: Sequence[str], options: Mapping[str, object]) -> 
 
 
 def for_any_best(text: str) -> TrainCommand:
-    """What trains the best, where it does not name it."""
+    """What trains the best in the same words whatever it is."""
     return lambda *of_best: text
 
 

@@ -217,7 +217,7 @@ class HangWatch:
 
     @property
     def limit(self) -> float:
-        """Seconds."""
+        """Seconds of silence after which a trial is ended."""
         if self.trial_seconds is not None:
             return self.trial_seconds
         limit = max(HANG_SECONDS, HANG_RATIO * self.longest_silence)

@@ -86,6 +86,7 @@ class Progress:
         self._ticker.doing = lambda: self._doing_line("choosing what to run next")
 
     def _doing_line(self, what: str) -> str:
+        """What goes on, between what was tried and what is left."""
         left = self._time_left()
         to_go = f"; {left} to go" if left else ""
         return f"{self._configurations_text()}: {what}{to_go}"

@@ -29,7 +29,7 @@ LEAST_FOR_CURVE = 8
 
 
 def search_goes_on(plan: Plan, records: Records, running: Sequence[Spec], now: float) -> bool:
-    """Whether the search goes on."""
+    """Whether the search asks for another trial; then :func:`ask_search` gives it."""
     deadline = plan.deadline
     if deadline is not None:
         end = _search_end(plan, deadline, records, now)

@@ -161,6 +161,7 @@ class StudyStorage:
         self._storage.set_study_system_attr(study_id, NOTE["text"], note[:NOTE_CHARACTERS])
 
     def _open(self, url: str, name: str) -> None:
+        """Open the database, and the study if it is there; errors as of the class."""
         try:
             with database_errors(url, "cannot be opened"):
                 if url.startswith("sqlite:///"):
@@ -316,6 +317,7 @@ class StudyStorage:
         over = Event()
 
         def beat() -> None:
+            """Show it for each trial that runs here, until the body is over."""
             while not over.wait(apart):
                 for trial_id in self._alive.copy():
                     # The next one may come through.
@@ -331,6 +333,7 @@ class StudyStorage:
             thread.join()
 
     def _record_heartbeat(self, trial_id: int) -> None:
+        """Show that a trial lives; a proxy has no way to."""
         if isinstance(self._storage, RDBStorage):
             self._storage.record_heartbeat(trial_id)
 

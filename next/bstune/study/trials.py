@@ -7,7 +7,7 @@ from bstune.core.records import Record, Records, Spec
 
 
 def record_numbered(records: Records, number: int) -> Record:
-    """The record of a trial."""
+    """The record of a trial that is there."""
     return next(record for record in records if record.number == number)
 
 

@@ -232,6 +232,7 @@ class _SeededInWorkers(Dataset[Any]):
         self._seed = seed
 
     def __getitems__(self, numbered: tuple[int, list[Any]]) -> list[Any]:
+        """The examples of a micro-batch: torch asks with what the sampler gave."""
         number, indices = numbered
         _seed_cpu_generators(self._seed, number)
         if hasattr(self.dataset, "__getitems__"):
@@ -307,6 +308,7 @@ class TrialStream:
         """Do nothing: a stream is put at its place before it begins."""
 
     def __iter__(self) -> Iterator[Any]:
+        """Give a pass, the first one from where a resumed training was."""
         while True:
             for batch in self._pass():
                 if self._left_out == 0:
@@ -493,7 +495,7 @@ def _refuse_cut_batches(parts: tuple[slice, ...] | None, batch_size: int) -> Non
 
 
 def _kept_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a loader of the same data keeps."""
+    """A loader's arguments that one in other batches keeps."""
     return {name: getattr(loader, name) for name in KEPT}
 
 
@@ -510,6 +512,7 @@ def validation_in_batches(loaders: Any, batch_size: int) -> Any:
     """
 
     def remade(loader: Any) -> DataLoader[Any]:
+        """One loader, which stays in its order."""
         if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
             raise InputError(
                 f"validation_batch_size needs a torch DataLoader with a batch_size, but got "

@@ -56,6 +56,7 @@ def send_by_value(modules: Sequence[str]) -> None:
     """
 
     def reduce(pickler: ForkingPickler, item: object) -> Any:
+        """How pickle writes an item; NotImplemented: as ever."""
         if isinstance(item, BaseProcess):
             make, arguments, state, *_ = cast(tuple[Any, ...], item.__reduce_ex__(2))
             return _make_process, (modules, make, arguments), state
@@ -70,12 +71,14 @@ def send_by_value(modules: Sequence[str]) -> None:
 
 @functools.lru_cache(CLASSES)
 def _written_class(item: type) -> bytes:
+    """Write a class once."""
     written: bytes = cloudpickle.dumps(item)
     return written
 
 
 @functools.lru_cache(CLASSES)
 def _read_class(written: bytes) -> Any:
+    """Read a class once, so that it stays the same one."""
     return cloudpickle.loads(written)
 
 

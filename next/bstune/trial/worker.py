@@ -232,6 +232,7 @@ class Worker:
         self._killed_because = Failure(f"{reason} ({place})" if place else reason)
 
     def _where_it_is(self) -> str:
+        """The user's file and line at which the process, or a loader's, is; empty: unknown."""
         if self._process is None:
             return ""
         start = self._log.stat().st_size
@@ -387,7 +388,7 @@ def tell_progress(what: Callable[[], str] = str) -> None:
 
 
 def tell_where_on_signal() -> None:
-    """Let ``TELL_WHERE`` work in the worker, until a fit ends: Lightning then puts it back."""
+    """Let ``TELL_WHERE`` show where the code is; each fit asks, as Lightning ends it."""
     if _Progress.connection is not None:
         # What is registered already is not registered again.
         faulthandler.unregister(TELL_WHERE)
