@@ -236,7 +236,7 @@ class _Measurement:
         call(self.worker, os._exit, 0, limit=self.patience)
 
     def probe(self, size: int) -> Probe:
-        """Probe memory at a batch size, in a fresh process; one that dies shows that it is too large.
+        """Probe memory at a batch size, in a fresh process; one that dies shows it too large.
 
         UserCodeError where the user's code refuses the baseline's size.
         """

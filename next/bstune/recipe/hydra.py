@@ -174,6 +174,8 @@ def build(
 ) -> Any:
     """Instantiate a node for a trial; ``device`` is cpu or cuda by then.
 
+    The functions of a :class:`Recipe` are partials of it, which the worker calls.
+
     Args:
         parts: the config.
         keys: of further values.

@@ -192,7 +192,7 @@ def leading_probe(
     running: Sequence[Spec],
     resumable: Callable[[int], bool],
 ) -> Proposal | None:
-    """Where the metric counts: resume the run that is predicted to be the best of all.
+    """Where the metric counts and no configuration is left: resume the run predicted to be best.
 
     None: it has run its whole budget.
 

@@ -38,6 +38,8 @@ def retargeted(
 ) -> list[Record]:
     """The records that a study's runs would have left, had they been asked another question.
 
+    ``bstune report target=GOAL`` and ``result.at`` ask so.
+
     Args:
         own: the question that they were run for.
         question: of the same metric.
@@ -155,7 +157,7 @@ def _changes_by_budget(record: Record, last_step: int) -> dict[str, Any]:
 
 
 def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...]:
-    """B_crit with its interval at easier targets, the easiest first.
+    """B_crit with its interval at easier targets, the easiest first, for the figure's fourth panel.
 
     There are none where a schedule ends with its trial, or the best metric is sought.
     """
