@@ -163,7 +163,7 @@ def kept_or_new_survey(
         UserCodeError: what the user's code raises at the baseline's batch size.
         InputError: no batch size fits.
     """
-    assert isinstance(worker, Worker)  # noqa: S101 (without_survey says so)
+    assert isinstance(worker, Worker)  # noqa: S101 (why_no_survey says so)
     space = space_of(options, machine.fills_tensor_cores)
     patience = HangWatch(options.wall_seconds, options.trial_seconds).limit
     size, lr = space.anchor
