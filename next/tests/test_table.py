@@ -120,6 +120,7 @@ def test_a_file_is_read(tmp_path):
         ("{", "line 1", "JSON"),
         ("[]", "line 1", "run"),
         (line() + "\n" + line(lr=0), "line 2", "lr"),
+        (line() + "\n" + line(lr=5e-324), "line 2", "lr"),
         (line(steps=[20, 10]), "line 1", "steps"),
         (line(steps=[10]), "line 1", "metric"),
         (line(steps=[], metric=[]), "line 1", "steps"),
