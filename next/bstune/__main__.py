@@ -58,7 +58,7 @@ Options, the same on the command line, in a workload's file and in Python:
 
 def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
     """Run a study, or one trial of it."""
-    as_json, rest = _without(arguments, "--json")
+    as_json, rest = _take_flag(arguments, "--json")
     began = time.monotonic()
     from bstune.config import compose
 
@@ -97,7 +97,7 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
 
 def report(arguments: Sequence[str]) -> int:
     """Print the answer of a study's folder, or what its trials say of another question."""
-    as_json, rest = _without(arguments, "--json")
+    as_json, rest = _take_flag(arguments, "--json")
     if not rest or "=" in rest[0] or not all("=" in argument for argument in rest[1:]):
         raise InputError(
             f"report takes one folder and a question, such as target=0.2, but got "
@@ -107,7 +107,7 @@ def report(arguments: Sequence[str]) -> int:
     from bstune.system.files import StudyFolder
 
     folder = Path(rest[0])
-    given = _question(rest[1:])
+    given = _nested_question(rest[1:])
     has_ended = StudyFolder(folder).result.exists()
     result = load(folder) if has_ended and not given else ask_again(folder, given)
     if not has_ended:
@@ -120,7 +120,7 @@ def compare(arguments: Sequence[str]) -> int:
     """Print studies beside each other, and write the page where one is asked for."""
     from bstune.result import compare as compared
 
-    given = _of_compare(arguments)
+    given = _compare_arguments(arguments)
     comparison = compared(given.folders, over=given.over, values=dict(given.values) or None)
     print(comparison.model_dump_json(indent=1) if given.json else comparison)
     if given.output is not None:
@@ -132,7 +132,7 @@ def compare(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _of_compare(arguments: Sequence[str]) -> argparse.Namespace:
+def _compare_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """The folders and the options of ``compare``.
 
     Raises:
@@ -154,14 +154,14 @@ def _of_compare(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _study_size(text: str) -> tuple[str, float]:
-    """A study's name and its size, of ``NAME=SIZE``."""
+    """A study's name and its size, of ``NAME=SIZE``; argparse tells a ValueError."""
     name, _, size = text.partition("=")
     return name, float(size)
 
 
 def survey(arguments: Sequence[str]) -> int:
     """Measure what the machine allows a workload, or read what was measured before."""
-    as_json, rest = _without(arguments, "--json")
+    as_json, rest = _take_flag(arguments, "--json")
     from bstune.config import compose
 
     composed = compose(rest)
@@ -231,7 +231,7 @@ def run(verb: str, arguments: Sequence[str]) -> int:
             raise InputError(f"there is no verb {verb}: {hint}")
         with interruptible():
             if MANY & set(arguments):
-                return many(verb, [one for one in arguments if one not in MANY])
+                return run_many(verb, [one for one in arguments if one not in MANY])
             return VERBS[verb](arguments)
     except (BstuneError, Interrupted) as error:
         if "debug=true" in arguments:
@@ -240,15 +240,15 @@ def run(verb: str, arguments: Sequence[str]) -> int:
         return error.exit_status
 
 
-def many(verb: str, arguments: Sequence[str]) -> int:
-    """Run studies one after another, also where one fails; the worst status.
+def run_many(verb: str, arguments: Sequence[str]) -> int:
+    """Run a verb of ``-m`` for each study in turn, also where one fails; the worst status.
 
     The first rows of their answers stand below the last.
     """
-    from bstune.config import split
+    from bstune.config import jobs_of_sweep
 
     statuses, folders = [], []
-    for folder, job in split(arguments).items():
+    for folder, job in jobs_of_sweep(arguments).items():
         statuses.append(run(verb, job))
         folders.append(Path(folder))
         if statuses[-1] == Interrupted.exit_status:
@@ -259,7 +259,7 @@ def many(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _first_row(folder: Path) -> str:
-    """What a study's folder answers first, if it does."""
+    """A study's folder and, below it, line 1 of its answer; or that it has none."""
     from bstune.report.answer import answer
     from bstune.result import load
     from bstune.system.files import StudyFolder
@@ -290,13 +290,13 @@ def command() -> None:
     sys.exit(status)
 
 
-def _without(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
+def _take_flag(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
     """Whether a flag is given, and the arguments without it."""
     return flag in arguments, [argument for argument in arguments if argument != flag]
 
 
-def _question(arguments: Sequence[str]) -> dict[str, Any]:
-    """Nest what a study is asked for: ``target=0.2``, ``budget.seconds=30``."""
+def _nested_question(arguments: Sequence[str]) -> dict[str, Any]:
+    """Nest what ``report`` asks of a study: ``target=0.2``, ``budget.seconds=30``."""
     given: dict[str, Any] = {}
     budget = {}
     for argument in arguments:

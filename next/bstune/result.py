@@ -17,7 +17,7 @@ from bstune.core.records import Budget, Record, Target
 from bstune.options import with_question
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
-from bstune.report.compare import Comparison, compared
+from bstune.report.compare import Comparison, compare_results
 from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.commands import stored_commands
 from bstune.study.estimates import step_time_of
@@ -117,7 +117,7 @@ class Result(StudyResult):
         return module, trained
 
     def of_project(self, recipe: Recipe | None) -> "Result":
-        """Keep what trains its best."""
+        """Keep the recipe by which :meth:`train` trains; None: a result that was loaded."""
         self._recipe = recipe
         return self
 
@@ -222,4 +222,4 @@ def compare(
     names = [result.study for result in results]
     if len(set(names)) < len(names):
         names = [str(result.folder) for result in results]
-    return compared(dict(zip(names, results, strict=True)), over, values)
+    return compare_results(dict(zip(names, results, strict=True)), over, values)

@@ -6,11 +6,11 @@ import pytest
 import yaml
 from refusals import cases, refused
 
-from bstune.config import CONF, compose, split
+from bstune.config import CONF, compose, jobs_of_sweep
 from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import OPTION_NAMES
-from bstune.recipe.hydra import resolved
+from bstune.recipe.hydra import resolve_nodes
 from bstune.recipe.recipe import settings_of
 
 OWN = """
@@ -111,7 +111,7 @@ def test_a_workload_on_a_base(folder, spelling):
 
 def test_groups_of_a_projects_own_stand_beside_the_options(folder):
     found = composed(folder, "paths.root=/e", workload="tree")
-    assert resolved(found.parts, {}, settings_of(8, 0.1, 9), "cpu")["data"]["root"] == "/e/own"
+    assert resolve_nodes(found.parts, {}, settings_of(8, 0.1, 9), "cpu")["data"]["root"] == "/e/own"
 
 
 def test_cfg_shows_the_resolved_config_without_secrets(folder):
@@ -144,7 +144,7 @@ command | folders
 +workload=a,b seed=3 output=o | [o/a, o/b]
 """)
 def test_a_sweep_is_a_study_a_folder(command, folders):
-    assert list(split(command.split())) == folders
+    assert list(jobs_of_sweep(command.split())) == folders
 
 
 @cases(
@@ -158,7 +158,7 @@ command | words
 )
 def test_a_sweep_that_cannot_be_split(command, words):
     with refused(words):
-        split(command.split())
+        jobs_of_sweep(command.split())
 
 
 @cases(

@@ -22,8 +22,8 @@ from bstune.trial.worker import (
     Failure,
     Returned,
     Worker,
-    listen,
     tell_progress,
+    tell_where_on_signal,
 )
 
 OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
@@ -155,7 +155,7 @@ def hangs_after_a_fit():
 
 def as_lightning_ends_a_fit():
     signal.signal(TELL_WHERE, signal.SIG_DFL)
-    listen()
+    tell_where_on_signal()
     return 1000
 
 

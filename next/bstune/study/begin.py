@@ -40,8 +40,8 @@ def further_workers(workers: int, first: AnyWorker, log: Path) -> list[Worker]:
     devices: list[str] = value_of(call(first, cuda_devices, limit=START_SECONDS))
     made = []
     for place in range(1, workers):
-        own = {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {}
-        made.append(Worker(log.with_stem(f"{log.stem}-{place}"), PRELOAD, own))
+        variables = {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {}
+        made.append(Worker(log.with_stem(f"{log.stem}-{place}"), PRELOAD, variables))
     return made
 
 

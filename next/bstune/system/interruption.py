@@ -22,18 +22,19 @@ def interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[Interrupted] = []
+    interruptions: list[Interrupted] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        """Raise Interrupted; from now on the signals end the process."""
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         name = signal.Signals(number).name
-        came.append(
+        interruptions.append(
             Interrupted(
                 f"interrupted by {name}: finished trials are stored, the same command continues"
             )
         )
-        raise came[0]
+        raise interruptions[0]
 
     earlier = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
@@ -44,5 +45,5 @@ def interruptible() -> Iterator[None]:
         for number, handler in earlier.items():
             # None stands for a handler that C code has set, which Python cannot set again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if came:
-            raise came[0]
+        if interruptions:
+            raise interruptions[0]

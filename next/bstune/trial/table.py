@@ -188,6 +188,7 @@ class Table:
 
 
 def _read_run(line: str, place: str) -> Run:
+    """Read a line; InputError says where it is wrong."""
     try:
         return Run.model_validate_json(line)
     except ValidationError as error:
