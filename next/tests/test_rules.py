@@ -52,5 +52,5 @@ interval | noise_scale | allowed
 [-0.1, 0.1] | 64 | none surge
 """)
 def test_the_rules_that_an_interval_allows(interval, noise_scale, allowed):
-    found = allowed_rules(*interval, (16, 256), noise_scale)
+    found = allowed_rules(*interval, (16, 256), 64, noise_scale)
     assert found == tuple((allowed or "").split())

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.rules import growth
+from bstune.core.rules import RULES
 from bstune.core.space import Space, Tunable
 from bstune.search import schedule_length
 
@@ -104,7 +104,7 @@ class Law:
         """log2 of the scaling rule's rate at log2 batch sizes, (m, n), or (n,) for all draws."""
         batch_size, rate = self.anchor
         b_crit = np.exp(theta[:, B_CRIT, None]) * 2.0**self.middle
-        above_anchor: Array = np.log2(growth(self.rule, np.exp2(x), batch_size, b_crit))
+        above_anchor: Array = np.log2(RULES[self.rule].growth(np.exp2(x), batch_size, b_crit))
         return math.log2(rate) + above_anchor
 
     def best_rate(self, theta: Array, x: Array) -> Array:

@@ -210,7 +210,9 @@ def _fields_if_reached(facts: StudyFacts, records: Records) -> dict[str, Any]:
     if sizes[0] < sizes[1]:
         low, exponent, high = lr_exponent_quantiles(posterior)
         fields["lr_exponent"] = Interval(value=exponent, low=low, high=high)
-        fields["allowed_rules"] = allowed_rules(low, high, sizes, critical.interval.value)
+        fields["allowed_rules"] = allowed_rules(
+            low, high, sizes, plan.space.anchor[0], critical.interval.value
+        )
     if plan.question.seeks_best:
         fields |= _fields_of_best(facts, records, posterior, points)
     else:
