@@ -201,7 +201,7 @@ def test_values_that_no_config_holds(folder, tmp_path):
     with refused("survey_seconds, 999"):
         composed(folder, f"survey_seconds={'9' * 5000}")
     (tmp_path / "best.yaml").write_text("trial: {lr: 2001-01-01}")
-    with refused("lr, date"):
+    with refused("trial.lr, 2001"):
         composed(folder, f"trial={tmp_path}/best.yaml")
 
 
