@@ -32,6 +32,7 @@ def test_an_image_is_mirrored_in_every_other_epoch():
     data = Split(WholeBatches(images, labels), WholeBatches(), torch.ones(3, 1, 1), torch.zeros(1))
     stream = batches(data, 20, recipe("airbench94"))
     epochs = []
+    assert recipe("airbench94_muon").muon
     for _ in range(3):
         is_mirrored = np.empty(40, dtype=bool)
         for _ in range(2):
@@ -44,7 +45,8 @@ def test_an_image_is_mirrored_in_every_other_epoch():
 
 
 @pytest.mark.skipif("BSTUNE_DATA" not in os.environ, reason="BSTUNE_DATA is not set")
-@pytest.mark.parametrize("name", ["airbench94", "airbench94_muon", "speedrun"])
+# The recipe of airbench94_muon has no part that neither of these has.
+@pytest.mark.parametrize("name", ["airbench94", "speedrun"])
 def test_a_record_in_small(name, tmp_path, capsys):
     assert main(["sweep", name, *SMALL, f"output={tmp_path}"]) == 0
     assert "94.01%" in capsys.readouterr().out

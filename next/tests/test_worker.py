@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,44 +17,31 @@ import pytest
 import bstune
 from bstune.core.errors import InputError
 from bstune.trial.by_value import users_modules
-from bstune.trial.worker import (
-    TELL_WHERE,
-    Failure,
-    Returned,
-    Worker,
-    listen,
-    tell_progress,
-)
+from bstune.trial.worker import TELL_WHERE, Failure, Returned, Worker, call, listen, tell_progress
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
 # Seconds that a test waits before it fails.
 PATIENCE = 60.0
 
 
+@pytest.fixture
+def without_torch(monkeypatch):
+    """A worker imports what this process has, but what the small project needs takes seconds."""
+    monkeypatch.delitem(sys.modules, "small", raising=False)
+
+
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
-    # Each new process imports the modules of other tests, too.
-    preload = ("bstune.trial.lightning",)
-    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=preload) as worker:
+    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=()) as worker:
         yield worker
 
 
-def outcome_of(worker, function, *args):
-    worker.submit(function, *args)
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        outcome = worker.poll(0.5)
-        if outcome is not None:
-            return outcome
-    raise TimeoutError
+outcome_of = partial(call, limit=PATIENCE)
 
 
 def raises():
     raise ValueError("no")
-
-
-def exits():
-    sys.exit(3)
 
 
 def crashes():
@@ -72,37 +61,29 @@ def leaves():
     os._exit(7)
 
 
-def is_killed():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def cannot_be_pickled():
-    return (step for step in range(3))
-
-
-# Each reason in whole: what an earlier process wrote is not told.
+# A function, its arguments, and each reason in whole: what an earlier process wrote is not told.
 FAILURES = {
-    "an exception": (raises, r"ValueError: no \(test_worker.py:\d+\)"),
-    "sys.exit": (exits, "SystemExit: 3 .*"),
-    "a crash": (crashes, r"its process was ended by SIGSEGV: layer 3 \(test_worker.py:\d+\)"),
+    "an exception": ((raises,), r"ValueError: no \(test_worker.py:\d+\)"),
+    "sys.exit": ((sys.exit, 3), "SystemExit: 3.*"),
+    "a crash": ((crashes,), r"its process was ended by SIGSEGV: layer 3 \(test_worker.py:\d+\)"),
     "an abort": (
-        aborts,
+        (aborts,),
         "its process was ended by SIGABRT: terminate called after throwing 'std::runtime_error'; "
         r"what\(\):  no such device \(test_worker.py:\d+\)",
     ),
     "an exit": (
-        leaves,
+        (leaves,),
         r"its process ended with status 7: the .* locked; x://me:\*\*\*@host is left",
     ),
-    "a kill": (is_killed, "its process was ended by SIGKILL"),
-    "an answer that cannot be sent": (cannot_be_pickled, ".*generator.*"),
+    "a kill": ((signal.raise_signal, signal.SIGKILL), "its process was ended by SIGKILL"),
+    "an answer that cannot be sent": ((threading.Lock,), ".*lock.*"),
 }
 
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failure_is_an_outcome_and_the_next_function_is_called(worker, case):
-    function, reason = FAILURES[case]
-    failure = outcome_of(worker, function)
+    called, reason = FAILURES[case]
+    failure = outcome_of(worker, *called)
     assert isinstance(failure, Failure)
     assert re.fullmatch(reason, failure.reason)
     assert failure.refusal is None
