@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from refusals import cases
 
 from bstune.__main__ import main
 from bstune.core.errors import InputError
@@ -44,20 +45,21 @@ def test_rows_of_other_settings_are_refused(tmp_path):
         measured(tmp_path / "rows", {"seed": 1}, UNITS, lambda unit: {})
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nothing"],
-        ["vectorization", "sise=3"],
-        ["vectorization", "size=-3"],
-        ["vectorization", "size=[3"],
-        ["vectorization", "size"],
-    ],
+@cases(
+    """
+arguments
+nothing
+vectorization sise=3
+vectorization size=-3
+vectorization size=[3
+vectorization size
+""",
+    str,
 )
 def test_what_is_no_sweep_and_no_setting_is_refused(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["sweep", *arguments]) == 2
-    assert arguments[0] in capsys.readouterr().err
+    assert main(["sweep", *arguments.split()]) == 2
+    assert arguments.split()[0] in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
