@@ -119,7 +119,11 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
     config = _composed([*defaults, *overrides])
     config.workload = workload if file is None else Path(file.named[-1]).stem
     if one_run is not None:
-        _fill_from_best(config, one_run)
+        # Other commands need not wait for what reads a study.
+        from bstune.study.folder import read_best
+
+        with open_dict(config):
+            config.trial.update(read_best(one_run))
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     _fill_by_name(config, folders)
@@ -289,15 +293,6 @@ def _fill_from_table(config: DictConfig) -> None:
             OmegaConf.update(config, name, value)
     if config.get("target") is None:
         raise InputError(missing("target"))
-
-
-def _fill_from_best(config: DictConfig, file: Path) -> None:
-    """Fill in the trial of a study's best.yaml."""
-    # Other commands need not wait for what reads a study.
-    from bstune.study.folder import read_best
-
-    with open_dict(config):
-        config.trial.update(read_best(file))
 
 
 def _check_tunable(tunable: Any) -> None:

@@ -28,22 +28,15 @@ BASELINE_ENDS = {
     "stopped": "bstune stopped before the target",
     "failed": "failed",
 }
-# Where nothing reached the target: what to do about what most trials did.
-FIXES = {
-    "diverged": "search lower learning rates",
-    "still falling": "raise the budget",
-    "flat": "choose an easier target",
-    "stopped early": "run more trials",
-    "failed": "mend the error",
+# Where nothing reached the target: what most trials did, and what to do about it.
+TRENDS = {
+    "diverged": ("most trials diverged", "search lower learning rates"),
+    "still falling": ("most trials were still falling", "raise the budget"),
+    "flat": ("most trials were flat at their end", "choose an easier target"),
+    "stopped early": ("most trials were stopped long before the budget", "run more trials"),
+    "failed": ("most trials failed", "mend the error"),
 }
 LEAST = {"min": "lowest", "max": "highest"}
-TRENDS = {
-    "diverged": "most trials diverged",
-    "still falling": "most trials were still falling",
-    "flat": "most trials were flat at their end",
-    "stopped early": "most trials were stopped long before the budget",
-    "failed": "most trials failed",
-}
 
 
 @dataclass(frozen=True)
@@ -209,7 +202,7 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
             return f"{_named(best)}: none of {others} has a {better} {metric}"
         at_most = f"at most {console.number(improvement.high, 2)} {better}"
         return f"{_named(best)}: {metric} of the best of {others} is {at_most}"
-    compared = _compared(result, best)
+    _, compared = _compared(result, best)
     text = f"{_named(best)}: {metric} {_metric(best)}"
     if compared is not None:
         text += f" instead of {_metric(compared)}"
@@ -231,9 +224,11 @@ def _is_baseline(result: StudyResult, configuration: Confirmed) -> bool:
     return result.baseline is not None and configuration.number == result.baseline.number
 
 
-def _compared(result: StudyResult, best: Confirmed) -> Confirmed | None:
-    """Give what the best is compared with: the baseline or, where it is that, the best other."""
-    return result.other if _is_baseline(result, best) else result.baseline
+def _compared(result: StudyResult, best: Confirmed) -> tuple[str, Confirmed | None]:
+    """Name what the best is compared with: the baseline or, where it is that, the best other."""
+    if _is_baseline(result, best):
+        return "best other", result.other
+    return "baseline", result.baseline
 
 
 def _metric(configuration: Confirmed) -> str:
@@ -247,9 +242,8 @@ def _budget(result: StudyResult) -> str | None:
     if best is None or not best.runs:
         return None
     text = f"{result.budget}: {_took_budget(result, best)}"
-    compared = _compared(result, best)
+    name, compared = _compared(result, best)
     if compared is not None:
-        name = "baseline" if _is_baseline(result, compared) else "best other"
         text += f"; {name} ({_pair(compared)}) {_took_budget(result, compared)}"
     return f"{text}; {console.count(best.runs, 'new seed')} each"
 
@@ -270,7 +264,7 @@ def _unreached(result: StudyResult) -> str:
     closest = result.closest
     if closest is None:
         return f"{text}: {result.missing}"
-    trend = TRENDS[closest.trend]
+    trend, _ = TRENDS[closest.trend]
     if result.target.mode == "max":
         trend = trend.replace("falling", "rising")
     value = console.number(closest.value)
@@ -281,12 +275,11 @@ def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) ->
     """Write how much better the best is, as far as the baseline's end allows to say it."""
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
     words = WORDINGS[result.objective]
-    than = words.than
     better = f"{console.speedup(speedup.value)} {words.better}"
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
-        return f"at least {better} {than} {pair}, whose median run {end}"
-    return f"{better}{brackets(speedup.low, speedup.high, _end)} {than} {pair}"
+        return f"at least {better} {words.than} {pair}, whose median run {end}"
+    return f"{better}{brackets(speedup.low, speedup.high, _end)} {words.than} {pair}"
 
 
 def _end(value: float) -> str:
@@ -313,14 +306,12 @@ def _runs(result: StudyResult) -> str | None:
     runs = _reached(best)
     share = f"({_share(best.predicted_share)} predicted)"
     took_best = _took(result, best)
-    compared = _compared(result, best)
+    name, compared = _compared(result, best)
     if _is_baseline(result, best):
         took_best = f"baseline {took_best}"
     if compared is None or not compared.runs:
         return f"{took_best}; {runs} new seeds reached it {share}"
-    name, pair = "baseline", ""
-    if compared is result.other:
-        name, pair = "best other", f" ({_pair(compared)})"
+    pair = f" ({_pair(compared)})" if compared is result.other else ""
     seeds = f"{runs} new seeds each reached it {share}"
     if _reached(compared) != runs:
         seeds = f"{runs} new seeds reached it {share}; {name} {_reached(compared)}"
@@ -421,8 +412,9 @@ def growth(result: StudyResult) -> str | None:
 def _next(result: StudyResult) -> str | None:
     if result.verdict not in (None, "not yet"):
         return None
-    closest = result.closest
-    fix = None if closest is None else FIXES[closest.trend]
+    fix = None
+    if result.closest is not None:
+        _, fix = TRENDS[result.closest.trend]
     # Else line 1 says it.
     missing = result.missing if fix or result.verdict is None else None
     return ": ".join(filter(None, (fix, missing, result.next))) or None

@@ -251,9 +251,11 @@ def _experiment_id(client: "MlflowClient", result: StudyResult, uri: str, name: 
         found = client.get_experiment(client.create_experiment(name, location))
     experiment_id = str(found.experiment_id)
     if view.NAME not in found.tags:
+        address = view.address(experiment_id)
         tags = {
             view.NAME: view.tag(STUDIES, _answer_values(result), _milliseconds()),
-            "mlflow.note.content": view.description(experiment_id),
+            # All pages of the experiment show it, as Markdown.
+            "mlflow.note.content": f"[The studies' curves over batch size]({address})",
             # Its pages open among the runs, where this MLflow reads it.
             "mlflow.experimentKind": "custom_model_development",
         }
@@ -370,10 +372,14 @@ def _log_trial(
     run = client.create_run(
         experiment_id, now - took, tags=tags, run_name=f"{result.study} {record.number}"
     )
-    values = {"batch_size": record.batch_size, "lr": record.lr, **record.values}
-    params = {**values, "seed": record.seed, "role": record.role}
-    if record.resumed_from is not None:
-        params["resumed_from"] = record.resumed_from
+    params = {
+        "batch_size": record.batch_size,
+        "lr": record.lr,
+        **record.values,
+        "seed": record.seed,
+        "role": record.role,
+        "resumed_from": record.resumed_from,
+    }
     last = {
         "steps": record.steps,
         "train_seconds": record.train_seconds,

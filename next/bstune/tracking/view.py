@@ -62,11 +62,6 @@ def address(experiment_id: str) -> str:
     )
 
 
-def description(experiment_id: str) -> str:
-    """Write the experiment's description in Markdown, which all of its pages show."""
-    return f"[The studies' curves over batch size]({address(experiment_id)})"
-
-
 def tag(filter_of_studies: str, metrics: Iterable[str], milliseconds: int) -> str:
     """Give the view as the value of tag ``NAME``, packed as MLflow's pages do.
 
