@@ -76,7 +76,7 @@ FAILURES = {
         r"its process ended with status 7: the .* locked; x://me:\*\*\*@host is left",
     ),
     "a kill": ((signal.raise_signal, signal.SIGKILL), "its process was ended by SIGKILL"),
-    "an answer that cannot be sent": ((threading.Lock,), ".*lock.*"),
+    "an answer that cannot be sent": ((threading.Lock,), "TypeError: .*lock.*"),
 }
 
 
