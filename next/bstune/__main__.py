@@ -17,6 +17,7 @@ from typing import Any
 from bstune import __version__
 from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide_in_error
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
@@ -231,7 +232,7 @@ def run(verb: str, arguments: Sequence[str]) -> int:
             return VERBS[verb](arguments)
     except BstuneError as error:
         if "debug=true" in arguments:
-            traceback.print_exc()
+            print(hide_in_error(traceback.format_exc()), file=sys.stderr)
         print(error, file=sys.stderr)
         return error.exit_status
 

@@ -14,7 +14,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
@@ -32,7 +32,7 @@ from bstune.recipe.lightning_cli import of_sections, recipe_of_file, split_argum
 from bstune.recipe.recipe import Recipe
 from bstune.study.commands import Commands, line_commands
 from bstune.system.console import guess
-from bstune.system.secrets import hide, hide_in_text
+from bstune.system.secrets import hide
 
 if TYPE_CHECKING:
     from bstune.study.workload import Workload
@@ -74,7 +74,7 @@ class Composed:
         kept = ("data", "module", "trainer", "table")
         return Workload(
             name=str(self.options.workload),
-            settings=hide({key: self.parts.get(key) for key in kept}),
+            settings={key: self.parts.get(key) for key in kept},
             config=self.yaml,
             commands=self.commands,
             table=None if self.recipe else find_table(self.parts["table"]),
@@ -118,16 +118,16 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         defaults.append(f"+workload@_global_={workload}")
     config = _composed([*defaults, *overrides])
     config.workload = workload if file is None else Path(file.named[-1]).stem
-    if one_run is not None:
-        # Other commands need not wait for what reads a study.
-        from bstune.study.folder import read_best
-
-        with open_dict(config):
-            config.trial.update(read_best(one_run))
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     _fill_by_name(config, folders)
     values = _values(config)
+    if one_run is not None:
+        # Other commands need not wait for what reads a study.
+        from bstune.study.folder import read_best
+
+        # OmegaConf resolves nothing in it.
+        values["trial"] |= read_best(one_run)
     _check_tunable(config.get("tunable") or OmegaConf.create())
     values["tune"] = _ranges(values["tune"], config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
@@ -346,8 +346,8 @@ def _quoted(argument: str) -> str:
     except HydraException as error:
         # Lists, mappings and what is quoted already are meant as Hydra's own.
         if not equals or value[:1] in ("[", "{", "'", '"'):
-            problem = f"{argument} must be OPTION=VALUE as Hydra reads it"
-            raise InputError(_one_line(problem, error)) from error
+            line = f"options must be OPTION=VALUE as Hydra reads them, but got {argument}"
+            raise InputError(line) from error
         value = value.replace("'", "\\'")
         return f"{name}='{value}'"
     return argument
@@ -378,12 +378,12 @@ def _composed(overrides: list[str]) -> DictConfig:
 
 
 def _one_line(*messages: object) -> str:
-    """Join messages in one line, without Hydra's search path, OmegaConf's keys, and secrets."""
+    """Join messages in one line, without Hydra's search path and OmegaConf's keys."""
     parts = []
     for message in messages:
         part = re.split(r"Config search path|\s+full_key:", str(message))[0]
         parts.append(" ".join(part.split()))
-    return hide_in_text(": ".join(filter(None, parts)))
+    return ": ".join(filter(None, parts))
 
 
 def _values(config: DictConfig) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    FiniteFloat,
     Strict,
     ValidationError,
     model_validator,
@@ -28,7 +27,6 @@ from bstune.core.records import Budget, Frozen, Target
 from bstune.core.rules import DEFAULT_RULE, RULES, Rule
 from bstune.core.space import Number, Space, Tunable
 from bstune.system.console import guess
-from bstune.system.secrets import hide_in_text
 
 # Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
 MIXED_MULTIPLE = 8
@@ -100,12 +98,12 @@ def _tracking_uri(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=2**63)]
 Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]
-Positive = Annotated[FiniteFloat, BeforeValidator(_number), Field(gt=0)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Field(min_length=1)]
-Values = dict[str, Annotated[int | FiniteFloat, BeforeValidator(_number)]]
+Values = dict[str, Annotated[int | float, BeforeValidator(_number)]]
 Node = dict[str, Any]
 
 # An option that nobody has to give: it is None until :func:`bstune.recipe.found.completed` has
@@ -403,7 +401,7 @@ def _mistake(name: str, details: ErrorDetails) -> str:
         message = re.sub(r"^(Input|String) should|^Value error, must", "must", message)
         message = message.replace("greater than or equal to", "at least")
         message = message.replace("less than or equal to", "at most")
-    return hide_in_text(f"{name} {message}, but got {details['input']!r:.200}")
+    return f"{name} {message}, but got {details['input']!r:.200}"
 
 
 def missing(name: str) -> str:

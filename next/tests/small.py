@@ -48,12 +48,17 @@ class Data(LightningDataModule):
         return DataLoader(examples(1), batch_size=EXAMPLES)
 
 
+class WithTest(Data):
+    def test_dataloader(self):
+        return self.val_dataloader()
+
+
 class Guarded(Data):
     """Data behind a token."""
 
-    def __init__(self, api_token):
+    def __init__(self, api_token, account):
         super().__init__()
-        self.api_token = api_token
+        self.given = api_token, account
 
 
 class Model(LightningModule):
@@ -89,6 +94,27 @@ def step_by_hand(module, loss):
         optimizer.step()
 
 
+class Counts(Model):
+    """It keeps the sizes of its batches, of training and test."""
+
+    calls = []
+    tested = []
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append(len(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch, batch_idx):
+        self.tested.append(len(batch[0]))
+        self.log("test/loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.lr)
+        length = self.trainer.max_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / length)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Raises(Model):
     def training_step(self, batch, batch_idx):
         raise ValueError("no such column")
@@ -100,8 +126,11 @@ class Leaves(Model):
 
 
 class Sleeps(Model):
+    """It trains for longer than a preflight does, and then falls asleep."""
+
     def training_step(self, batch, batch_idx):
-        time.sleep(0.5)
+        if self.global_step == 10:
+            time.sleep(30)
         return self.loss(batch)
 
 

@@ -89,7 +89,9 @@ def test_the_verb_and_the_call(tmp_path, capsys):
     for name, value in (("a", 50), ("b", 100)):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "curve.json").write_text(a_study(value, study=name).model_dump_json())
+        # Names are no mathematics.
+        study = a_study(value, study=f"{name} $\\frac{{$")
+        (folder / "curve.json").write_text(study.model_dump_json())
         folders.append(str(folder))
     assert main(["compare", *folders, "--json", "--output", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out

@@ -163,6 +163,7 @@ command | words
 +workload=own module.depth=3 | +module.depth=VALUE
 +workload=own ~target | target is missing
 +workload=own batch_size.low=[1,2 | batch_size.low, OPTION=VALUE
++workload=own +module.token={word | module.token=***
 +workload=own --cfg hydra | cfg, hydra, job
 +workload=own --multirun | --multirun
 +workload=own --config-dir /nowhere | --config-dir, /nowhere

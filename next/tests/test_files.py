@@ -27,8 +27,9 @@ def test_a_whole_file_replaces_the_one_before(tmp_path):
         file.writelines([b"half", None])
     assert files.read_text(path) == "né"
     assert os.listdir(path.parent) == ["a.ckpt"]
-    files.write_text(path, "a: &x {c: yes}\nb: *x")
-    assert files.read_yaml(path) == {"a": {"c": True}, "b": {"c": True}}
+    # A date is a text.
+    files.write_text(path, "a: &x {c: yes, d: 2001-99-99}\nb: *x")
+    assert files.read_yaml(path) == {key: {"c": True, "d": "2001-99-99"} for key in "ab"}
 
 
 # What stands in a file's place.
@@ -71,6 +72,20 @@ def test_a_free_folder_is_claimed_and_kept(tmp_path, there):
     assert (owner["study"], owner["storage"]) == ("digits", "postgresql://me:***@host/db")
 
 
+@pytest.mark.parametrize("name", ["trials.log", "checkpoints", "best/last.ckpt"])
+def test_a_link_that_leads_out_of_a_folder_is_refused(tmp_path, name):
+    folder = StudyFolder(tmp_path / "out")
+    claim_folder(folder, "digits", URL)
+    path = folder.root / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(folder.owner)
+    claim_folder(folder, "digits", URL)
+    path.unlink()
+    path.symlink_to(tmp_path / "missing")
+    with refused(str(path), StudyError):
+        claim_folder(folder, "digits", URL)
+
+
 OWNER = '{"schema_number": %d, "study": "%s", "storage": "sqlite:///a.db"}'
 
 
@@ -105,7 +120,9 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(
         (files.read_text, "x" * 3001),
         (files.read_text, "\udcff"),
         (files.read_json, "[" * 3000),
-        (files.read_yaml, "a: 2001-99-99"),
+        (files.read_yaml, "a: 1" + 200 * ":1"),
+        (files.read_yaml, "a: !!int x"),
+        (files.read_yaml, "a: !!set {b}"),
         (files.read_yaml, "!!python/object/apply:os.getcwd []"),
         (files.read_yaml, "[" * 3000),
         (files.read_yaml, f"&a [{'1,' * 1000} *a]"),

@@ -164,9 +164,15 @@ def test_a_command_line_names_them(folder):  # noqa: F811
             composed(folder, f"tune=[{name}]")
     with refused("recorded"):
         composed(folder, "table=fashion_mlp", "tune={a: [0, 1]}", workload="replay")
-    (folder / "other.yaml").write_text("trials: 3\n")
-    with refused("trial=, other.yaml, best.yaml"):
-        composed(folder, f"trial={folder}/other.yaml")
+    # Nothing in a file of another study is resolved.
+    for text, words in (
+        ("trials: 3", "trial=, other.yaml, best.yaml"),
+        ("trial: {batch_size: 16, lr: '${oc.env:HOME}'}", "trial.lr, ${oc.env:HOME}"),
+        ("trial: {batch_size: 16, lr: 1, 5: 6}", "trial"),
+    ):
+        (folder / "other.yaml").write_text(text)
+        with refused(words):
+            composed(folder, f"trial={folder}/other.yaml")
 
 
 def test_a_study_of_them(tmp_path):

@@ -1,4 +1,4 @@
-"""``bstune worker``: who may join a study, and what its trials tell."""
+"""Who shares a study's storage and folder: ``bstune worker``, one run, other programs."""
 
 import json
 
@@ -13,11 +13,12 @@ from bstune.core.records import Record
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A folder with a study of the small project that has ended, and others' studies beside it."""
+    """A folder with one run, a study of the same project that has ended, and others' studies."""
     folder = tmp_path_factory.mktemp("begun")
     url = f"sqlite:///{folder}/study.db"
-    assert main([*own(folder), "trials=1", "seeds=1", "workers=0", "mlflow.uri=null",
-                 *places(folder)]) == 0  # fmt: skip
+    own(folder)
+    one_run(folder)
+    assert main([*command(folder), "trials=1", "seeds=1"]) == 0
     for name in ("foreign", "later", "python"):
         optuna.create_study(study_name=name, storage=url).set_user_attr("by", "someone")
     study = optuna.load_study(study_name="later", storage=url)
@@ -25,14 +26,35 @@ def begun(tmp_path_factory):
     study = optuna.load_study(study_name="python", storage=url)
     study.set_user_attr("settings", {"schema": 1})
     study.set_user_attr("shared", {"command": "bstune.tune(...)", "way": "tune", "options": {}})
+    study = optuna.create_study(study_name="untold", storage=url)
+    study.set_user_attr("settings", {"schema": 1})
+    study.set_user_attr("shared", [1])
     return folder
 
 
+def command(folder):
+    """The command line of the study."""
+    config = ["--config-dir", f"{folder}/conf", "+workload=own"]
+    return [*config, *places(folder), "workers=0", "mlflow.uri=null"]
+
+
+def one_run(folder):
+    """Train a configuration once; its history."""
+    assert main([*command(folder), "trial.batch_size=32", "trial.lr=0.05"]) == 0
+    (of_run,) = (folder / "out").glob("trial-*")
+    assert (of_run / "checkpoint.ckpt").stat().st_size > 0
+    return Record.model_validate_json((of_run / "trials.jsonl").read_text()).history
+
+
+def test_one_run_of_a_configuration_shares_a_folder_with_a_study(begun):
+    """It has the same history each time."""
+    history = one_run(begun)
+    assert history[-1][1] <= 0.1
+    assert one_run(begun) == history
+
+
 def attributes(url):
-    return {
-        name: optuna.load_study(study_name=name, storage=url).user_attrs
-        for name in optuna.get_all_study_names(url)
-    }
+    return {one.study_name: one.user_attrs for one in optuna.get_all_study_summaries(url)}
 
 
 @cases(
@@ -44,6 +66,7 @@ storage=sqlite:///nosuch.db study=own | own, none
 {storage} study=foreign | foreign, another program, study=NAME
 {storage} study=later | 99, study=NAME
 {storage} study=python | bstune.tune(..., script, storage
+{storage} study=untold | command that began it
 {storage} study=own | --config-dir
 {storage} study=own trials=3 | trials
 {storage} study=own {conf} module._target_=small.Leaves | module._target_=small.Model, small.Leaves
@@ -66,9 +89,8 @@ def test_who_cannot_join_is_told_in_one_line(begun, tmp_path, monkeypatch, capsy
 def test_tune_leaves_the_study_of_another_program_alone(begun, tmp_path, capsys):
     url = f"sqlite:///{begun}/study.db"
     before = attributes(url)
-    arguments = [*own(tmp_path), "workers=0", f"storage={url}", f"output={tmp_path}/out"]
     for name in ("foreign", "later"):
-        assert main([*arguments, f"study={name}"]) == 2
+        assert main([*command(begun), f"output={tmp_path}/out", f"study={name}"]) == 2
         assert name in capsys.readouterr().err
     assert attributes(url) == before
 
@@ -78,10 +100,13 @@ def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path):
     study = optuna.load_study(study_name="own", storage=url)
     shared = study.user_attrs["shared"]
     more = {"trials": shared["options"]["trials"] + 3, "seeds": shared["options"]["seeds"] + 1}
+    # What is this machine's own is not read.
+    more |= {"output": str(tmp_path / "elsewhere"), "module": {"_target_": "small.Leaves"}}
     study.set_user_attr("shared", shared | {"options": shared["options"] | more})
     count = len(study.trials)
     join = ["worker", f"storage={url}", "study=own", "--config-dir", f"{begun}/conf", "workers=0"]
     assert main([*join, f"output={tmp_path}/out", "threads=2"]) == 0
+    assert not (tmp_path / "elsewhere").exists()
     trials = study.trials[count:]
     records = [Record(**json.loads(trial.user_attrs["record"])) for trial in trials]
     assert sum(record.role == "search" for record in records) >= 3

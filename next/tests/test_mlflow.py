@@ -173,6 +173,15 @@ def test_a_database_is_made_whole_or_not_at_all(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_no_database_is_one_warning(tmp_path):
+    (tmp_path / "link.db").symlink_to(tmp_path / "other.db")
+    for uri in ("postgresql://me:s3cret@host:port/db", f"sqlite:///{tmp_path}/link.db"):
+        warning = log_study(STUDY, RECORDS[:1], StudyFolder(tmp_path), uri=uri, experiment="none")
+        assert isinstance(warning, str)
+        assert "s3cret" not in warning
+    assert not (tmp_path / "other.db").exists()
+
+
 @pytest.mark.parametrize("is_silent", [True, False])
 def test_mlflow_that_is_down_is_one_warning_within_seconds(is_silent, tmp_path, capfd, monkeypatch):
     # The user's own limit stays: here 1 s for 5 s.

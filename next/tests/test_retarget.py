@@ -1,6 +1,5 @@
 """Another question to the trials of a study: cut histories, refusals, and reports of a folder."""
 
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -12,8 +11,6 @@ from refusals import as_yaml, cases, refused
 from results import result as drawn_result
 from search_records import history
 
-import bstune
-from bstune.__main__ import main
 from bstune.config import options_from_python
 from bstune.core.question import Question
 from bstune.core.records import Budget, Target
@@ -189,41 +186,3 @@ def test_b_crit_over_easier_targets():
     ends = replace(plan, question=replace(OWN, schedule_ends=True))
     assert critical_over_targets(ends, records) == ()
     assert len(curve_figure(drawn_result(over_targets=found), []).axes) == 4
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    """A study of recorded runs that has ended, and its folder."""
-    folder = tmp_path_factory.mktemp("study")
-    options = ["+workload=replay", "table=fashion_mlp", "trials=8", "mlflow.uri=null"]
-    assert main([*options, f"output={folder}/out", f"storage=sqlite:///{folder}/study.db"]) == 0
-    return bstune.load(folder / "out")
-
-
-def files(folder):
-    return {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def test_a_folder_answers_for_another_target_and_budget(study, capsys):
-    before = files(study.folder)
-    easier = study.at("val/error <= 0.2")
-    assert (str(easier.target), easier.ran_for) == ("val/error <= 0.2", "val/error <= 0.14")
-    assert easier.best.seconds < study.best.seconds
-    assert "'target=val/error <= 0.2'" in (easier.train_command or easier.next)
-    capsys.readouterr()
-    assert main(["report", str(study.folder), "target=0.2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(easier.model_dump_json())
-    metric = study.at(budget={"steps": 20})
-    assert str(metric.target) == "min val/error"
-    assert metric.best.metric is not None
-    assert main(["report", str(study.folder), "target=val/error <= 0.01"]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
-    assert files(study.folder) == before
-
-
-def test_a_study_that_runs_is_answered_and_its_own_target_has_its_own_answer(study):
-    own = study.at("val/error <= 0.14")
-    assert own.model_dump() == study.model_dump()
-    (study.folder / "curve.json").unlink()
-    so_far = study.at("val/error <= 0.14")
-    assert so_far.model_dump(exclude={"spent"}) == study.model_dump(exclude={"spent"})

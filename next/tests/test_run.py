@@ -1,27 +1,31 @@
 """The public surface, in Python and on the command line: what comes of whole studies."""
 
+import io
 import itertools
 import json
+import math
 import os
 import shlex
+import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
+from contextlib import redirect_stdout
 
 import matplotlib.pyplot
 import optuna
 import pytest
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from processes import started
 from refusals import cases, refused
-from small import ARGUMENTS, Data, Model
+from small import ARGUMENTS, EXAMPLES, Counts, Data, Model, WithTest
 
 import bstune
 from bstune.__main__ import main
+from bstune.config import split
 from bstune.core.errors import BstuneError
-
-ROOT = Path(__file__).parents[1]
 
 
 def tune(folder, module=Model, **changes):
@@ -33,11 +37,15 @@ def tune(folder, module=Model, **changes):
     return bstune.tune(module, options.pop("data"), **options)
 
 
+TRAINER = {"enable_progress_bar": False, "enable_model_summary": False}
+COUNTS = {"module": Counts, "data": WithTest(), "trainer": TRAINER}
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """One finished study of the small project, and its folder."""
     folder = tmp_path_factory.mktemp("finished")
-    return tune(folder, trials=8), folder
+    return tune(folder, **COUNTS), folder
 
 
 def test_a_study_is_answered(finished):
@@ -45,7 +53,7 @@ def test_a_study_is_answered(finished):
     # Step times decide what is tried, so that the verdict is not the same each time.
     assert result.verdict in ("switch", "not yet")
     assert result.speedup.value == pytest.approx(result.baseline.seconds / result.best.seconds)
-    assert (result.best.runs, result.baseline.runs, result.configurations) == (2, 2, 8)
+    assert (result.best.runs, result.baseline.runs, result.configurations) == (2, 2, 6)
     # New seeds are those of neither search nor baseline.
     new = {record.seed for record in result.records if record.role == "new seed"}
     assert len(new) == 2
@@ -61,15 +69,11 @@ def test_the_folder_has_all_files(finished):
     assert bstune.load(folder / "out").model_dump() == result.model_dump()
 
 
-def test_the_same_call_adds_nothing_and_more_seeds_continue_a_study(finished, tmp_path):
+def test_more_seeds_continue_a_study_and_another_target_does_not(finished):
     result, folder = finished
-    # The same seed gives the same history.
-    again = tune(tmp_path, trials=1, seeds=1).records[0]
-    assert (again.seed, again.history) == (result.records[0].seed, result.records[0].history)
-    assert tune(folder, trials=8).model_dump() == result.model_dump()
     with refused("target", BstuneError):
-        tune(folder, target="val/loss <= 0.3")
-    more = tune(folder, trials=8, seeds=3)
+        tune(folder, **COUNTS, target="val/loss <= 0.3")
+    more = tune(folder, **COUNTS, seeds=3)
     assert (more.best.runs, more.records[: len(result.records)]) == (3, result.records)
 
 
@@ -78,7 +82,7 @@ def test_optuna_shows_the_study(finished):
     _, folder = finished
     # Other tests go on with it.
     result = bstune.load(folder / "out")
-    study = optuna.load_study(study_name="Model", storage=f"sqlite:///{folder}/study.db")
+    study = optuna.load_study(study_name="Counts", storage=f"sqlite:///{folder}/study.db")
     frame = study.trials_dataframe()
     value = "value_seconds to val/loss <= 0.2"
     assert {"params_batch_size", "params_lr", value, "state"} <= set(frame.columns)
@@ -89,13 +93,23 @@ def test_optuna_shows_the_study(finished):
     assert study.user_attrs["answer"]["best"]["lr"] == result.best.lr
 
 
-def test_two_workers_train_at_once(tmp_path):
-    result = tune(tmp_path, workers=2, trials=4, threads=None)
-    assert result.threads == max(len(os.sched_getaffinity(0)) // 2, 1)
-    study = optuna.load_study(study_name="Model", storage=f"sqlite:///{tmp_path}/study.db")
-    pairs = list(itertools.pairwise(study.trials))
-    assert any(later.datetime_start < one.datetime_complete for one, later in pairs)
-    assert len({record.place for record in result.records}) == len(result.records)
+# Lightning advises on the loggers and loaders of the user's own training.
+@pytest.mark.filterwarnings("ignore")
+def test_a_studys_best_is_trained_with_the_users_callbacks(finished, tmp_path):
+    result, folder = finished
+    checkpoint, logger = ModelCheckpoint(monitor="val/loss"), CSVLogger(tmp_path / "logs")
+    if result.verdict == "switch":
+        assert result.train_command == "result.train()"
+    for one in (result, result.at("val/loss <= 0.4")):
+        Counts.calls.clear()
+        module, trainer = one.train(callbacks=checkpoint, logger=logger)
+        assert Counts.calls == [one.best.batch_size] * math.ceil(one.best.steps)
+        assert module.lr == one.best.lr
+        assert one.parameters and one.examples == EXAMPLES
+    assert trainer.logger is logger
+    assert str(tmp_path / "logs") in checkpoint.best_model_path
+    with refused("bstune.tune"):
+        bstune.load(folder / "out").train()
 
 
 def test_a_time_limit_is_kept_with_an_answer(tmp_path):
@@ -141,18 +155,33 @@ def places(folder):
     return [f"output={folder}/out", f"storage=sqlite:///{folder}/study.db"]
 
 
-def test_the_command_line_answers_and_reports(tmp_path, capsys):
-    assert main([*REPLAY, *places(tmp_path)]) == 0
-    answer = capsys.readouterr().out
-    assert main(["report", f"{tmp_path}/out"]) == 0
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A finished study of recorded runs, and what its command printed."""
+    folder, printed = tmp_path_factory.mktemp("recorded"), io.StringIO()
+    with redirect_stdout(printed):
+        assert main([*REPLAY, *places(folder)]) == 0
+    return bstune.load(folder / "out"), printed.getvalue()
+
+
+def printed_json(capsys, *arguments):
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def dumped(result, *left_out):
+    return result.model_dump(mode="json", exclude=left_out)
+
+
+def test_the_command_line_answers_and_reports(recorded, capsys):
+    study, answer = recorded
+    assert main(["report", str(study.folder)]) == 0
     assert capsys.readouterr().out in answer
-    assert main(["report", f"{tmp_path}/out", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    loaded = bstune.load(tmp_path / "out")
-    assert result["best"]["batch_size"] == loaded.best.batch_size
+    assert printed_json(capsys, "report", str(study.folder)) == dumped(study)
     # Trials are pruned and resumed, on the same seed and further on.
-    by_number = {record.number: record for record in loaded.records}
-    resumed = [record for record in loaded.records if record.resumed_from is not None]
+    by_number = {record.number: record for record in study.records}
+    resumed = [record for record in study.records if record.resumed_from is not None]
     assert resumed
     for record in resumed:
         parent = by_number[record.resumed_from]
@@ -160,21 +189,61 @@ def test_the_command_line_answers_and_reports(tmp_path, capsys):
         assert record.steps > parent.steps
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "grid"])
-def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path, sampler):
-    arguments = [*REPLAY, *places(tmp_path), f"sampler={sampler}", "objective=steps"]
-    searched = []
-    for trials in (4, 6):
-        assert main([*arguments, f"trials={trials}"]) == 0
-        result = bstune.load(tmp_path / "out")
-        assert (result.reached, result.configurations) == (True, trials)
-        of_search = [one for one in result.records if one.role == "search"]
-        searched.append([(one.batch_size, one.lr, one.max_steps) for one in of_search])
-    assert searched[1][: len(searched[0])] == searched[0]
-    # A grid tells what it measured, at powers of two.
-    sizes = {one.batch_size for one in result.measured}
-    assert bool(sizes) == (sampler == "grid")
-    assert sizes <= {8 * 2**power for power in range(10)}
+def test_a_folder_answers_for_another_target_and_budget(recorded, capsys):
+    study, _ = recorded
+    before = {path: path.read_bytes() for path in study.folder.iterdir() if path.is_file()}
+    easier = study.at("val/error <= 0.2")
+    assert (str(easier.target), easier.ran_for) == ("val/error <= 0.2", "val/error <= 0.14")
+    assert easier.best.seconds < study.best.seconds
+    assert "'target=val/error <= 0.2'" in (easier.train_command or easier.next)
+    assert printed_json(capsys, "report", str(study.folder), "target=0.2") == dumped(easier)
+    metric = study.at(budget={"steps": 20})
+    assert (str(metric.target), metric.best.metric is None) == ("min val/error", False)
+    assert main(["report", str(study.folder), "target=val/error <= 0.01"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_study_that_runs_is_answered_and_its_own_target_has_its_own_answer(
+    recorded, tmp_path, capsys
+):
+    study, _ = recorded
+    assert dumped(study.at("val/error <= 0.14")) == dumped(study)
+    runs = shutil.copytree(study.folder, tmp_path / "out")
+    (runs / "curve.json").unlink()
+    so_far = printed_json(capsys, "report", str(runs))
+    del so_far["spent"]
+    assert so_far == dumped(study, "spent")
+
+
+def test_advised_commands_are_taken(tmp_path, capsys):
+    short = ["sampler=tpe", "budget.steps=20", "budget.examples=2000", "trials=4"]
+    assert main([*REPLAY, *places(tmp_path), *short]) == 0
+    result = bstune.load(tmp_path / "out")
+    assert not result.reached
+    # The same trials tell it.
+    assert printed_json(capsys, *shlex.split(result.easier)[3:])["reached"]
+    assert main([*shlex.split(result.next)[3:], "--cfg", "job"]) == 0
+    told = yaml.safe_load(capsys.readouterr().out)
+    assert (told["output"], told["study"][-2:]) == (f"{tmp_path}/out-2", "-2")
+
+
+def test_several_studies_whichever_fails(tmp_path, capsys):
+    """Each has a name and a folder of its own; the one that does not fail is of a grid."""
+    command = ["-m", *REPLAY, "table=nosuch,fashion_mlp", f"output={tmp_path}"]
+    grid = ["sampler=grid", "objective=steps", "trials=6"]
+    assert main([*command, *grid, f"storage=sqlite:///{tmp_path}/study.db"]) == 2
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    result = bstune.load(folder)
+    assert result.study == folder.name == "replay-fashion_mlp"
+    names = [f"x/replay-{pair}" for pair in ("a-0", "a-1", "b-0", "b-1")]
+    assert list(split(["+workload=replay", "table=a,b", "seed=0,1", "output=x"])) == names
+    # It tells what it measured, at powers of two.
+    assert (result.reached, result.configurations) == (True, 6)
+    assert set() < {one.batch_size for one in result.measured} <= {8 * 2**k for k in range(10)}
+    for wrong in (["-m", "+workload=digits", "seed=0"], ["report", "-m", str(tmp_path)]):
+        assert main(wrong) == 2
+    assert capsys.readouterr().err.count("-m ") >= 2
 
 
 @cases(
@@ -182,6 +251,8 @@ def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path, sampler)
 command | named
 +workload=digit {places} | digits
 +workload=replay table=fashion_mlp trails=3 {places} | trials
++workload=replay table=fashion_mlp output={folder}/out storage=nosuch://x | nosuch
++workload=digits {places} device=cuda workers=0 | cuda
 reprot x | report
 report | folder
 survey | workload
@@ -190,11 +261,12 @@ survey +workload=replay table=fashion_mlp | recorded
     str,
 )
 def test_a_bad_command_line_is_one_line_with_status_2(tmp_path, capsys, command, named):
-    assert main(command.format(places=" ".join(places(tmp_path))).split()) == 2
+    command = command.format(places=" ".join(places(tmp_path)), folder=tmp_path)
+    assert main(command.split()) == 2
     error = capsys.readouterr().err.strip()
     assert named in error
     assert "Traceback" not in error
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 OWN = """
@@ -219,14 +291,12 @@ def own(folder, module="Model"):
     return ["--config-dir", str(folder / "conf"), "+workload=own"]
 
 
-def test_a_project_in_yaml_is_surveyed_and_tuned_in_a_worker(tmp_path, monkeypatch, capsys):
-    # matplotlib keeps its list of fonts.
-    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(own_surveys, tmp_path, capsys):
     arguments = [*own(tmp_path), *places(tmp_path), "budget.seconds=0.5"]
     arguments += ["data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
-    mlflow = f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"
-    assert main([*arguments, "survey=auto", mlflow]) == 0
+    arguments += ["+data.account={name: me, password: hunter2}"]
+    at_once = ["workers=2", "threads=null", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]
+    assert main([*arguments, "survey=auto", *at_once]) == 0
     result = bstune.load(tmp_path / "out")
     printed = capsys.readouterr()
     assert f"batch size {result.best.batch_size}" in printed.out
@@ -238,22 +308,19 @@ def test_a_project_in_yaml_is_surveyed_and_tuned_in_a_worker(tmp_path, monkeypat
     assert (tmp_path / "mlflow.db").exists()
     assert (tmp_path / "out" / "roofline.png").exists()
     found = json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"]
-    assert (found["threads"], found["largest_fit"]) == (1, 128)
+    threads = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert (result.threads, found["threads"], found["largest_fit"]) == (threads, threads, 128)
     assert {2, 16, 128} <= {timing["batch_size"] for timing in found["timings"]}
-    # When the study goes on, its budget of seconds is as many steps as before.
-    assert main([*arguments, "survey=refresh", "trials=5", "workers=0"]) == 0
+    # The workers train at once, and nothing twice.
+    study = optuna.load_study(study_name="own", storage=f"sqlite:///{tmp_path}/study.db")
+    pairs = list(itertools.pairwise(study.trials))
+    assert any(later.datetime_start < one.datetime_complete for one, later in pairs)
+    assert len({record.place for record in result.records}) == len(result.records)
+    # The same command adds nothing, and its budget of seconds is as many steps as before.
+    again = ["survey=refresh", "workers=0", f"threads={threads}", "mlflow.uri=null"]
+    assert main([*arguments, *again]) == 0
+    assert bstune.load(tmp_path / "out").records == result.records
     assert json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"] == found
-
-
-def test_one_run_of_a_configuration_shares_a_folder_with_a_study(tmp_path, capsys):
-    arguments = [*own(tmp_path), *places(tmp_path), "workers=0", "mlflow.uri=null", "trials=1"]
-    once = [*arguments, "trial.batch_size=32", "trial.lr=0.05"]
-    assert main(once) == 0
-    assert "reached" in capsys.readouterr().out
-    (checkpoint,) = (tmp_path / "out").rglob("*.ckpt")
-    assert checkpoint.stat().st_size > 0
-    assert main(arguments) == 0
-    assert main(once) == 0
 
 
 @pytest.mark.parametrize("module, status", [("Raises", 1), ("Nosuch", 2)])
@@ -264,40 +331,15 @@ def test_user_code_that_fails_is_one_line(tmp_path, capfd, module, status):
 
 def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
     options = [*own(tmp_path, "Sleeps"), *places(tmp_path), "budget.steps=20", "budget.examples=1"]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bstune", *options], env=os.environ | {"PYTHONPATH": paths},
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    process = started(tmp_path / "log.txt", main, options)
     deadline = time.monotonic() + 60
     while not (tmp_path / "out/checkpoints").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
     began = time.monotonic()
-    _, error = process.communicate(timeout=30)
+    process.join(30)
     assert time.monotonic() - began < 3.0
-    assert process.returncode == 130, error
+    assert process.exitcode == 130, (tmp_path / "log.txt").read_text()
     study = optuna.load_study(study_name="own", storage=f"sqlite:///{tmp_path}/study.db")
     assert all(trial.state.is_finished() for trial in study.trials)
-
-
-def test_a_refused_study_leaves_its_folder_free(tmp_path, capsys):
-    out = f"output={tmp_path}/out"
-    assert main([*REPLAY, out, "storage=nosuch://x"]) == 2
-    arguments = [out, f"storage=sqlite:///{tmp_path}/a.db", "device=cuda", "workers=0"]
-    assert main([*own(tmp_path), *arguments]) == 2
-    assert not (tmp_path / "out").exists()
-
-
-def test_advised_commands_are_taken(tmp_path, capsys):
-    short = ["budget.steps=20", "budget.examples=2000", "trials=4"]
-    assert main([*REPLAY, *places(tmp_path), *short]) == 0
-    result = bstune.load(tmp_path / "out")
-    assert not result.reached
-    # The same trials tell it.
-    capsys.readouterr()
-    assert main([*shlex.split(result.easier)[3:], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reached"]
-    assert main([*shlex.split(result.next)[3:], "trials=3"]) == 0
-    assert bstune.load(tmp_path / "out-2").study.endswith("-2")

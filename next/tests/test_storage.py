@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from postgres import free_port
 from refusals import cases, refused
 
-from bstune.core.errors import InputError, StudyError
+from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Space
@@ -227,3 +227,42 @@ def test_nothing_is_left_of_a_study_without_trials_and_others_stay(tmp_path):
     one.abandon(spec)
     assert one.discard()
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_have_no_secrets(tmp_path):
+    settings = {"overrides": ["db.password=pw"], "algorithm": {"token": "pw", "lr": 1}}
+    open_study(tmp_path, settings=settings)
+    # Another secret is no other setting.
+    storage = open_study(tmp_path, settings=settings | {"overrides": ["db.password=new"]})
+    assert storage.setting("algorithm") == {"token": "***", "lr": 1}
+    assert b"pw" not in (tmp_path / "study.db").read_bytes()
+
+
+@cases(
+    """
+table | changes
+alembic_version | version_num='v0.0.1'
+study_user_attributes | value_json='[1]'
+study_user_attributes | value_json='{'
+trial_user_attributes | value_json='"{}"'
+trial_user_attributes | value_json='5'
+trial_user_attributes | value_json='null'
+""",
+    str,
+)
+def test_what_another_program_wrote_is_refused(tmp_path, table, changes):
+    storage = open_study(tmp_path)
+    storage.finish(record_of(storage.claim(ask())))
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database:
+        database.execute(f"UPDATE {table} SET {changes}")  # noqa: S608 (the table above)
+        database.commit()
+    with refused(error=BstuneError):
+        open_study(tmp_path)
+
+
+def test_a_link_to_a_database_is_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "study.db").symlink_to(tmp_path / "other" / "study.db")
+    with refused("study.db, link", StudyError):
+        open_study(tmp_path)
+    assert not list((tmp_path / "other").iterdir())

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from refusals import cases
+from refusals import cases, refused
 
 from bstune.__main__ import main
 from bstune.core.errors import InputError
@@ -43,6 +43,17 @@ def test_rows_of_other_settings_are_refused(tmp_path):
     measured(tmp_path / "rows", {"seed": 0}, UNITS, lambda unit: {})
     with pytest.raises(InputError, match="other settings"):
         measured(tmp_path / "rows", {"seed": 1}, UNITS, lambda unit: {})
+
+
+@pytest.mark.parametrize("line", ["[1]", "{", "3", "[" * 3000])
+def test_what_is_no_row_is_refused(tmp_path, line):
+    settings = {"command": ["data.token=pw"]}
+    measured(tmp_path / "rows", settings, UNITS, lambda unit: {})
+    assert "pw" not in (tmp_path / "rows").read_text()
+    with (tmp_path / "rows").open("a") as file:
+        file.write(line + "\n")
+    with refused("rows"):
+        measured(tmp_path / "rows", settings, UNITS, lambda unit: {})
 
 
 @cases(

@@ -119,6 +119,7 @@ lines | words
 ['{'] | line 1, JSON
 ['[]'] | line 1, run
 [{}, {lr: 0}] | line 2, lr
+[{}, {lr: 5.0e-324}] | line 2, lr
 [{steps: [20, 10]}] | line 1, steps
 [{steps: [10]}] | line 1, metric
 [{steps: [], metric: []}] | line 1, steps

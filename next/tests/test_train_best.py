@@ -1,15 +1,11 @@
 """The best trained again: exactly its steps, in the user's own Trainer or by a command."""
 
-import math
-
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
-from refusals import cases, refused
-from small import ARGUMENTS, EXAMPLES, QUIET, Data, Model, step_by_hand
+from lightning.pytorch.callbacks import EarlyStopping
+from refusals import cases
+from small import EXAMPLES, QUIET, Counts, Data, Model, WithTest, step_by_hand
 
-import bstune
 from bstune.__main__ import main
 from bstune.config import options_from_python
 from bstune.recipe.project import recipe_of_project
@@ -18,27 +14,6 @@ from bstune.trial.train_best import train_best
 
 # Lightning advises on the loggers and loaders of the user's own training.
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Counts(Model):
-    """It keeps the sizes of its batches, of training and test."""
-
-    calls = []
-    tested = []
-
-    def training_step(self, batch, batch_idx):
-        self.calls.append(len(batch[0]))
-        return super().training_step(batch, batch_idx)
-
-    def test_step(self, batch, batch_idx):
-        self.tested.append(len(batch[0]))
-        self.log("test/loss", self.loss(batch))
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), self.lr)
-        length = self.trainer.max_steps
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / length)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 class Manual(Counts):
@@ -51,11 +26,6 @@ class Manual(Counts):
 
     def configure_optimizers(self):
         return [torch.optim.SGD([weight], self.lr) for weight in self.linear.parameters()]
-
-
-class WithTest(Data):
-    def test_dataloader(self):
-        return self.val_dataloader()
 
 
 @pytest.fixture(autouse=True)
@@ -90,26 +60,6 @@ def test_exactly_the_steps_are_trained(tmp_path, kind, micro_batch_size, steps, 
         assert left == pytest.approx(1 - steps / total)
 
 
-def test_a_studys_best_is_trained_with_the_users_callbacks(tmp_path):
-    checkpoint, logger = ModelCheckpoint(monitor="val/loss"), CSVLogger(tmp_path / "logs")
-    places = {"output": str(tmp_path / "out"), "storage": f"sqlite:///{tmp_path}/study.db"}
-    own = {"trials": 2, "workers": 0, "mlflow": {"uri": None}}
-    trainer = {"enable_progress_bar": False, "enable_model_summary": False}
-    result = bstune.tune(Counts, WithTest(), **ARGUMENTS | places | own, trainer=trainer)
-    if result.verdict == "switch":
-        assert result.train_command == "result.train()"
-    for one in (result, result.at("val/loss <= 0.2")):
-        Counts.calls.clear()
-        module, trainer = one.train(callbacks=checkpoint, logger=logger)
-        assert Counts.calls == [one.best.batch_size] * math.ceil(one.best.steps)
-        assert module.lr == one.best.lr
-        assert one.parameters and one.examples == EXAMPLES
-    assert trainer.logger is logger
-    assert str(tmp_path / "logs") in checkpoint.best_model_path
-    with refused("bstune.tune"):
-        bstune.load(tmp_path / "out").train()
-
-
 OWN = """
 target: val/loss <= 0.9
 baseline: {batch_size: 16, lr: 0.05}
@@ -117,7 +67,7 @@ batch_size: {low: 2, high: 128}
 budget: {steps: 500, examples: 20_000}
 threads: 1
 data: {_target_: small.Data}
-module: {_target_: test_train_best.Counts}
+module: {_target_: small.Counts}
 """
 
 
@@ -136,14 +86,17 @@ def test_a_command_trains_the_steps_that_it_names(tmp_path, capsys, steps, as_fi
     assert f"{steps} steps" in capsys.readouterr().out
 
 
-def test_several_studies_whichever_fails(tmp_path, capsys):
-    """Each has a name and a folder of its own."""
-    command = ["-m", "+workload=replay", "table=fashion_mlp,nosuch", "seed=0,1", "trials=1"]
-    places = ["mlflow.uri=null", "seeds=1", f"output={tmp_path}"]
-    assert main([*command, *places, f"storage=sqlite:///{tmp_path}/study.db"]) == 2
-    studies = ["replay-fashion_mlp-0", "replay-fashion_mlp-1"]
-    folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
-    assert [bstune.load(folder).study for folder in folders] == studies
-    for wrong in (["-m", "+workload=digits", "seed=0"], ["report", "-m", str(tmp_path)]):
-        assert main(wrong) == 2
-    assert capsys.readouterr().err.count("-m ") >= 2
+class Keyed(Model):
+    def __init__(self, lr, api_key):
+        super().__init__(lr)
+        self.save_hyperparameters()
+
+
+def test_a_checkpoint_of_the_best_has_no_secrets(tmp_path):
+    options = options_from_python(device="cpu")
+    arguments = QUIET | {"max_epochs": 1}
+    recipe = recipe_of_project(lambda trial: Keyed(trial.lr, "pw"), Data(), options, arguments)
+    _, trainer = train_best(recipe, settings_of(16, 0.01, 3), 3, tmp_path, {})
+    trainer.save_checkpoint(tmp_path / "best.ckpt")
+    saved = torch.load(tmp_path / "best.ckpt", weights_only=True)
+    assert saved["hyper_parameters"] == {"lr": 0.01, "api_key": "***"}

@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from refusals import refused
+from test_files import MAKE
 
 import bstune
-from bstune.core.errors import InputError
+from bstune.core.errors import InputError, StudyError
 from bstune.trial.by_value import users_modules
 from bstune.trial.worker import TELL_WHERE, Failure, Returned, Worker, call, listen, tell_progress
 
@@ -35,6 +37,15 @@ def without_torch(monkeypatch):
 def worker(tmp_path_factory):
     with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=()) as worker:
         yield worker
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_log_is_a_file(tmp_path, kind):
+    (tmp_path / "other").touch()
+    MAKE[kind](tmp_path / "log", tmp_path / "other")
+    with refused("log", StudyError):
+        Worker(tmp_path / "log").start()
+    assert not (tmp_path / "other").read_text()
 
 
 outcome_of = partial(call, limit=PATIENCE)

@@ -1,10 +1,19 @@
 """The few named exceptions; the command line turns each into one line and an exit status."""
 
+from bstune.system.console import plain
+from bstune.system.secrets import hide_in_text
+
 
 class BstuneError(Exception):
-    """An error that the user can fix: the message says what was received and what to do."""
+    """An error that the user can fix: the message says what was received and what to do.
+
+    Secrets in what was received are left out, and nothing in it steers a terminal.
+    """
 
     exit_status = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(plain(hide_in_text(message)))
 
 
 class InputError(BstuneError):

@@ -25,6 +25,7 @@ from bstune.study.commands import Commands, application_command
 from bstune.study.loop import AskedTrial
 from bstune.system.files import write_text
 from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide, hide_in_error
 from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
@@ -46,7 +47,7 @@ def sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
             _sweep(sweeper, arguments)
     except BstuneError as error:
         if sweeper.given.get("debug"):
-            traceback.print_exc()
+            print(hide_in_error(traceback.format_exc()), file=sys.stderr)
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)
 
@@ -70,7 +71,9 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     with closing(driven(options, settings, commands, jobs)) as batches:
         folder = Path(config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(config, folder / "multirun.yaml")
+        # As Hydra's own sweeper does, but for secrets.
+        written = hide(OmegaConf.to_container(config, enum_to_str=True))
+        write_text(folder / "multirun.yaml", yaml.safe_dump(written, sort_keys=False))
         for batch in batches:
             _run(batch, application, sweeper.launcher, options.budget.is_whole_run)
     result = load(options.output)

@@ -101,9 +101,10 @@ def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
     read, trainer = [], dict[str, Any]()
     for path in file.files:
         sections = read_yaml(Path(path))
-        if not isinstance(sections, dict):
+        of_trainer = sections.get("trainer") or {} if isinstance(sections, dict) else None
+        if not isinstance(of_trainer, dict):
             raise InputError(f"{path} is no file of LightningCLI, with model, data and trainer")
-        trainer |= sections.get("trainer") or {}
+        trainer |= of_trainer
         read.append(sections)
     overrides = dict(override.removeprefix("--").split("=", 1) for override in file.overrides)
     options = {}

@@ -101,7 +101,7 @@ def render(result: StudyResult) -> str:
     """Write the header and the rows, in 80 columns."""
     lines = [textwrap.fill(header(result), console.LINE_WIDTH), ""]
     lines += map(str, answer(result))
-    return "\n".join(lines)
+    return console.plain("\n".join(lines))
 
 
 def files_row(folder: Path) -> Row:

@@ -238,7 +238,7 @@ def render(comparison: Comparison) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines.append("")
     lines += [console.wrap(*row) for row in statements(comparison)]
-    return "\n".join(lines)
+    return console.plain("\n".join(lines))
 
 
 def table(comparison: Comparison) -> list[tuple[str, ...]]:

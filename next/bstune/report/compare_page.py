@@ -95,7 +95,7 @@ def _draw_study(axes: Axes, panel: Panel, result: StudyResult, name: str, colour
         sizes = [point.batch_size for point in result.curve]
         low, middle, high = zip(*map(panel.curve, result.curve), strict=True)
         axes.fill_between(sizes, low, high, color=colour, **BAND)
-        axes.plot(sizes, middle, color=colour, label=name)
+        axes.plot(sizes, middle, color=colour, label=console.plain(name))
     height = None if result.best is None else panel.confirmed(result.best)
     if result.best is not None and height is not None:
         axes.scatter(result.best.batch_size, height, marker="*", s=110, color=colour, zorder=5)

@@ -301,7 +301,10 @@ def draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
             entries.setdefault(label, handle)
     style: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "frameon": False}
     if entries:
-        figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
+        legend = figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
+        # A study may be called a$b$.
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 def roofline_figure(survey: Survey) -> Figure:

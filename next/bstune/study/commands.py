@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import Options, differing
 from bstune.system.secrets import hide
@@ -73,7 +74,7 @@ def stored_commands(way: Way, command: str, own: Options, asked: Options) -> Com
     if way in FUNCTIONS:
         commands = call_commands(way, own.study_name)
     elif way == "application":
-        words = shlex.split(command)
+        words = _split(command)
         train = partial(in_words, "your application")
         commands = Commands(way, partial(application_command, words), train)
     else:
@@ -88,7 +89,14 @@ def stored_commands(way: Way, command: str, own: Options, asked: Options) -> Com
 
 
 def _arguments(command: str) -> list[str]:
-    return shlex.split(command.removeprefix(COMMAND))
+    return _split(command.removeprefix(COMMAND))
+
+
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"config.yaml has no command of a study, but {command}") from error
 
 
 def _by_name(words: Sequence[str]) -> dict[str, str]:

@@ -28,8 +28,8 @@ from bstune.system.files import (
 )
 from bstune.system.secrets import hide
 
-# A result of 1,000 trials has some 40 kB.
-RESULT_LIMIT_BYTES = 5_000_000
+# An answer from so many takes two minutes.
+MOST_RECORDS = 5_000
 
 
 class Origin(Frozen, extra="ignore"):
@@ -109,7 +109,9 @@ def read_records(folder: Path) -> list[Record]:
     path = StudyFolder(folder).trials
     records = []
     # Texts of trials may have line separators of their own, at which splitlines cuts.
-    lines = filter(None, read_text(path).split("\n"))
+    lines = [line for line in read_text(path).split("\n") if line]
+    if len(lines) > MOST_RECORDS:
+        raise InputError(f"{path} must have at most {MOST_RECORDS:,} trials, but has more")
     for number, line in enumerate(lines, start=1):
         try:
             records.append(Record.model_validate_json(line))
@@ -144,7 +146,7 @@ def read_result(folder: Path) -> StudyResult:
         InputError: if curve.json is missing, too large, broken or of another schema.
     """
     path = StudyFolder(folder).result
-    values = read_json(path, RESULT_LIMIT_BYTES)
+    values = read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} must be a study's result, but is no mapping")
     schema = values.get("schema_number")

@@ -24,6 +24,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from pydantic import ValidationError
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, SQLAlchemyError
 
@@ -33,8 +34,8 @@ from bstune.core.records import Record, Spec
 from bstune.core.space import Space, Tunable
 from bstune.search.sampler import ranges_of
 from bstune.study.plan import Ask
-from bstune.system.files import StudyFolder, discard_folder
-from bstune.system.secrets import hide_in_text
+from bstune.system.files import StudyFolder, discard_folder, refuse_link
+from bstune.system.secrets import hide, hide_in_error
 
 SPEC = "spec"
 RECORD = "record"
@@ -120,7 +121,7 @@ class StudyStorage:
         if SETTINGS not in self.study.user_attrs:
             with _quiet():
                 self.study.set_metric_names([question.value_name])
-            self.study.set_user_attr(SETTINGS, {"schema": SCHEMA, **settings})
+            self.study.set_user_attr(SETTINGS, {"schema": SCHEMA, **_kept(settings)})
         of_values = {tunable.name: _distribution(tunable) for tunable in space.tunables}
         self._distributions = ranges_of(space) | of_values
         self.settle()
@@ -165,27 +166,36 @@ class StudyStorage:
             with database_errors(url, "cannot be opened"):
                 if url.startswith("sqlite:///"):
                     path = Path(url.removeprefix("sqlite:///"))
+                    refuse_link(path)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     self._new_file = None if path.exists() else path
                 self._storage = _open_database(url)
                 self._is_new = name not in optuna.get_all_study_names(self._storage)
                 if not self._is_new:
-                    self._study = optuna.load_study(study_name=name, storage=self._storage)
-                    self._check_own(self._study)
+                    self._load()
         except (ArgumentError, ImportError, ValueError) as error:
+            got = hide_in_error(f"{url}: {error}")
             raise InputError(
-                f"storage must be the URL of a database, such as sqlite:///study.db, but got "
-                f"{hide_in_text(url)}: {hide_in_text(str(error))}"
+                f"storage must be the URL of a database, such as sqlite:///study.db, but got {got}"
             ) from error
-        except OSError as error:
-            raise StudyError(
-                f"storage={hide_in_text(url)} cannot be opened: {error.strerror or error}"
-            ) from error
+        # The last two are of a database of another version of Optuna.
+        except (OSError, LookupError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StudyError(f"storage={url} cannot be opened: {reason}") from error
 
-    def _check_own(self, study: optuna.Study) -> None:
-        """See that a study is of this version of bstune, or empty, as a killed process left it."""
-        settings = self._settings()
-        is_empty = not study.user_attrs and not study.get_trials(deepcopy=False)
+    def _load(self) -> None:
+        """Load a study of this version of bstune, or an empty one, as a killed process left it."""
+        try:
+            self._study = study = optuna.load_study(study_name=self._name, storage=self._storage)
+            settings = self._settings()
+            is_empty = not study.user_attrs and not study.get_trials(deepcopy=False)
+            for trial in self._trials():
+                _spec_of(trial)
+                _record_of(trial)
+        except ValidationError as error:
+            raise StudyError(
+                f"the study {self._name} has what bstune did not write: give study=NAME for another"
+            ) from error
         if settings.get("schema") == SCHEMA or is_empty:
             return
         whose = "another program"
@@ -201,18 +211,16 @@ class StudyStorage:
 
     def _settings(self) -> dict[str, Any]:
         """The settings that the study was begun with; none while it was not."""
-        found: dict[str, Any] = {}
-        if self._study is not None:
-            found = self._study.user_attrs.get(SETTINGS, {})
-        return found
+        found = {} if self._study is None else self._study.user_attrs.get(SETTINGS)
+        # Another program may keep anything there.
+        return found if isinstance(found, dict) else {}
 
     def check(self, settings: Mapping[str, object]) -> None:
         """See that a study that was begun has these settings; StudyError names one that differs."""
         stored = self._settings()
         if not stored:
             return
-        # As they come back from the database.
-        ours = dict(_by_key(json.loads(json.dumps(settings))))
+        ours = dict(_by_key(_kept(settings)))
         theirs = dict(_by_key({name: stored.get(name) for name in settings}))
         for key in sorted({*ours, *theirs}):
             own, begun = (one.get(key, "nothing") for one in (ours, theirs))
@@ -273,7 +281,7 @@ class StudyStorage:
                 self._alive.remove(trial_id)
                 self._fail(trial_id)
                 return None
-        return Spec(number=number, **ask.model_dump(exclude={"until"}))
+        return _numbered(ask, number)
 
     def finish(self, record: Record) -> bool:
         """Store a record, then show its evaluations to Optuna and end the trial.
@@ -428,7 +436,7 @@ def database_errors(url: str, what: str) -> Iterator[None]:
         # One of gRPC's tells it in its details.
         tell = getattr(error, "details", error.__str__)
         reason = str(error.__cause__ or tell()).partition("\n")[0]
-        raise StudyError(f"storage={hide_in_text(url)} {what}: {hide_in_text(reason)}") from error
+        raise StudyError(f"storage={url} {what}: {hide_in_error(reason)}") from error
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:
@@ -444,7 +452,7 @@ def _open_database(url: str) -> BaseStorage:
         # Optuna 4.0 has none.
         from optuna.storages import GrpcStorageProxy
 
-        host, _, port = url.removeprefix(PROXY).partition(":")
+        host, _, port = url.removeprefix(PROXY).rpartition("@")[2].partition(":")
         with _quiet():
             proxy = GrpcStorageProxy(host=host, port=int(port))
         proxy.wait_server_ready(PROXY_SECONDS)
@@ -491,7 +499,11 @@ def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
 
 
 def _spec_of(trial: FrozenTrial) -> Spec:
-    return Spec(number=trial.number, **json.loads(trial.user_attrs[SPEC]))
+    return _numbered(Ask.model_validate_json(trial.user_attrs[SPEC]), trial.number)
+
+
+def _numbered(ask: Ask, number: int) -> Spec:
+    return Spec(number=number, **ask.model_dump(exclude={"until"}))
 
 
 def _record_of(trial: FrozenTrial) -> Record | None:
@@ -500,12 +512,11 @@ def _record_of(trial: FrozenTrial) -> Record | None:
     What a killed process had sent to a slow server may come through once another process has failed
     the trial and asked its place again: that is no record.
     """
-    text = trial.user_attrs.get(RECORD)
-    record = None if text is None else Record.model_validate_json(text)
-    was_ended = trial.state == TrialState.FAIL
-    if record is not None and was_ended and _STATES[record.status] != TrialState.FAIL:
+    if RECORD not in trial.user_attrs:
         return None
-    return record
+    record = Record.model_validate_json(trial.user_attrs[RECORD])
+    was_ended = trial.state == TrialState.FAIL
+    return None if was_ended and _STATES[record.status] != TrialState.FAIL else record
 
 
 def _is_running(trial: FrozenTrial) -> bool:
@@ -551,6 +562,12 @@ def _is_dead(process: str, elsewhere: bool) -> bool:
     if host != socket.gethostname():
         return elsewhere
     return _start_of(int(rest)) != process.rpartition(":")[2]
+
+
+def _kept(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Settings as they come back from the database, without secrets."""
+    kept: dict[str, Any] = json.loads(json.dumps(hide(settings)))
+    return kept
 
 
 def _by_key(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

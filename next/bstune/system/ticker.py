@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+from bstune.system.console import plain
 from bstune.system.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class _Said:
 def say(text: str) -> None:
     """Print a line of progress at once."""
     _Said.at = time.monotonic()
-    print(hide_in_text(text), file=sys.stderr, flush=True)
+    print(plain(hide_in_text(text)), file=sys.stderr, flush=True)
 
 
 class Ticker:

@@ -19,11 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
+from bstune.core.errors import StudyError
 from bstune.core.records import Record
 from bstune.report.answer import render
 from bstune.study.result import StudyResult
-from bstune.system.files import StudyFolder, read_yaml
-from bstune.system.secrets import hide_in_text
+from bstune.system.files import StudyFolder, read_yaml, refuse_link
+from bstune.system.secrets import hide_in_error, hide_in_text
 from bstune.tracking import view
 
 if TYPE_CHECKING:
@@ -149,17 +150,18 @@ def _sent(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
             with _whole_database(uri) as place:
                 _try_database(place)
                 return send(MlflowClient(place))
-        # What drivers and servers raise; requests' errors are OSErrors, and a server that is no
-        # MLflow answers no JSON.
+        # What drivers and servers raise; requests' errors are OSErrors, and those of a port that is
+        # no number and of an answer that is no JSON are ValueErrors.
         except (
             CommandError,
             ImportError,
             MlflowException,
             OSError,
             SQLAlchemyError,
-            json.JSONDecodeError,
+            StudyError,
+            ValueError,
         ) as error:
-            reason = hide_in_text(str(error).partition("\n")[0])
+            reason = hide_in_error(str(error).partition("\n")[0])
             return (
                 f"the same command logs to MLflow what is missing there: {hide_in_text(uri)} "
                 f"failed ({type(error).__name__}: {reason})"
@@ -193,6 +195,8 @@ def _whole_database(uri: str) -> Iterator[str]:
     from sqlalchemy.engine import Engine
 
     path = _sqlite_path(uri)
+    if path is not None:
+        refuse_link(Path(uri.removeprefix(SQLITE)))
     if path is None or path.exists():
         yield uri
         return

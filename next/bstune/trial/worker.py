@@ -28,6 +28,7 @@ import cloudpickle
 
 from bstune.core.errors import BstuneError, InputError, Interrupted, UserCodeError
 from bstune.system.failures import last_lines, one_line, where_in_dump
+from bstune.system.files import appending
 from bstune.trial.by_value import import_in_order, send_by_value, users_modules
 
 # The number of a function that the template gives, which knows none.
@@ -130,15 +131,15 @@ class Worker:
         """Begin to import the modules, before there is a function to call."""
         if self._process is not None:
             return
-        ours, theirs = socket.socketpair()
-        # It closes when this process dies, however it dies: then the template ends the others.
-        lifeline_end, self._lifeline = os.pipe()
-        self._has_started = False
-        # How the script starts the processes of its loaders; None: as Python does.
-        start_method = multiprocessing.get_start_method(allow_none=True)
-        arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
-        with self._log.open("ab") as log:
+        with appending(self._log) as log:
             self._log_start = log.tell()
+            ours, theirs = socket.socketpair()
+            # It closes when this process dies, however it dies: then the template ends the others.
+            lifeline_end, self._lifeline = os.pipe()
+            self._has_started = False
+            # How the script starts the processes of its loaders; None: as Python does.
+            start_method = multiprocessing.get_start_method(allow_none=True)
+            arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
             self._process = subprocess.Popen(  # noqa: S603 (it is this package)
                 [
                     *(sys.executable, "-u", "-X", "faulthandler", "-c"),
