@@ -63,7 +63,7 @@ def join(arguments: Sequence[str]) -> None:
         storage = StudyStorage(url, name)
         try:
             shared = _shared(storage)
-            options, workload = _of_study(shared, arguments, given)
+            options, workload = _options_and_workload_here(shared, arguments, given)
             storage.check({**fixed_options(options), **workload.settings})
         except BstuneError:
             storage.discard()
@@ -89,7 +89,7 @@ def _shared(storage: StudyStorage) -> Shared:
         ) from error
 
 
-def _of_study(
+def _options_and_workload_here(
     shared: Shared, arguments: Sequence[str], given: Mapping[str, str]
 ) -> tuple[Options, Workload]:
     """The options and the workload of a study, on this machine.

@@ -14,7 +14,7 @@ from bstune.system.secrets import hide
 Unit = Mapping[str, str | int | float]
 
 
-def measured(
+def measure_units(
     path: Path,
     settings: Mapping[str, Any],
     units: Iterable[Unit],

@@ -38,12 +38,11 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
         raise InputError(
             f"{folder} is a study of other settings: give another output, or delete it and {asked}"
         )
-    output.mkdir(parents=True, exist_ok=True)
-    write_text(asked, json.dumps(given))
     if StudyFolder(folder).result.exists():
         return load(folder)
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
     composed = compose([*arguments, *where])
+    write_text(asked, json.dumps(given))
     return run_study(composed.options, composed.workload())
 
 

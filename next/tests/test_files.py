@@ -58,6 +58,22 @@ def test_what_is_no_file_is_not_written(tmp_path, write, kind):
     assert sorted(os.listdir(tmp_path)) == ["a", "other"]
 
 
+def test_a_user_without_a_name_has_a_home(monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    files.ensure_home()
+    assert os.access(os.path.expanduser("~"), os.W_OK)
+
+
+def test_a_name_that_is_too_long_is_not_written(tmp_path):
+    for write in (files.write_text, files.append_line):
+        with refused("xxx", StudyError):
+            write(tmp_path / ("x" * 300), "text")
+
+
 @pytest.mark.parametrize("there", [None, [], [".study.json.1a2b.partial"]])
 def test_a_free_folder_is_claimed_and_kept(tmp_path, there):
     folder = StudyFolder(tmp_path / "runs" / "digits")

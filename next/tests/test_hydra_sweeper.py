@@ -20,7 +20,7 @@ from search_records import history, spec
 
 import bstune
 from bstune.core.records import Target
-from bstune.integrations.hydra_params import read_sweep, renamed
+from bstune.integrations.hydra_params import options_by_our_names, read_sweep
 from bstune.integrations.hydra_sweeper import report
 from bstune.study.folder import read_records
 from bstune.trial.trial import Trial
@@ -61,7 +61,7 @@ def read(tmp_path_factory):
         loader = GlobalHydra.instance().config_loader()
 
         def read_words(words, **given):
-            known = {"study": "s"} | renamed(given)
+            known = {"study": "s"} | options_by_our_names(given)
             return read_sweep(known, words, config, loader)
 
         yield read_words

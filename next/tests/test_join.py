@@ -19,6 +19,8 @@ def begun(tmp_path_factory):
     own(folder)
     one_run(folder)
     assert main([*command(folder), "trials=1", "seeds=1"]) == 0
+    # A worker may come before the study has begun.
+    optuna.create_study(study_name="starts", storage=url)
     for name in ("foreign", "later", "python"):
         optuna.create_study(study_name=name, storage=url).set_user_attr("by", "someone")
     study = optuna.load_study(study_name="later", storage=url)
@@ -65,6 +67,7 @@ study=own | storage=URL, study=NAME
 storage=sqlite:///nosuch.db study=own | own, none
 {storage} study=foreign | foreign, another program, study=NAME
 {storage} study=later | 99, study=NAME
+{storage} study=starts | starts, own
 {storage} study=python | bstune.tune(..., script, storage
 {storage} study=untold | command that began it
 {storage} study=own | --config-dir

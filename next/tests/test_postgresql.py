@@ -41,7 +41,7 @@ def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path,
     url = server.new_url()
     name = "replay-fashion_mlp"
     own = ["table=fashion_mlp", f"storage={url}", f"output={tmp_path}/out"]
-    tune = ["+workload=replay", "trials=12", "seeds=2", "mlflow.uri=null", *own]
+    tune = ["+workload=replay", "trials=8", "seeds=2", "mlflow.uri=null", *own]
     join = ["worker", f"study={name}", *own]
     first = started(tmp_path / "first.txt", main, tune)
     study, deadline = None, time.monotonic() + 60

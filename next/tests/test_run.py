@@ -24,7 +24,7 @@ from small import ARGUMENTS, EXAMPLES, Counts, Data, Model, WithTest
 
 import bstune
 from bstune.__main__ import main
-from bstune.config import split
+from bstune.config import jobs_of_sweep
 from bstune.core.errors import BstuneError
 
 
@@ -237,7 +237,7 @@ def test_several_studies_whichever_fails(tmp_path, capsys):
     result = bstune.load(folder)
     assert result.study == folder.name == "replay-fashion_mlp"
     names = [f"x/replay-{pair}" for pair in ("a-0", "a-1", "b-0", "b-1")]
-    assert list(split(["+workload=replay", "table=a,b", "seed=0,1", "output=x"])) == names
+    assert list(jobs_of_sweep(["+workload=replay", "table=a,b", "seed=0,1", "output=x"])) == names
     # It tells what it measured, at powers of two.
     assert (result.reached, result.configurations) == (True, 6)
     assert set() < {one.batch_size for one in result.measured} <= {8 * 2**k for k in range(10)}
@@ -308,7 +308,9 @@ def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(own_surveys, tmp
     assert (tmp_path / "mlflow.db").exists()
     assert (tmp_path / "out" / "roofline.png").exists()
     found = json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"]
+    # The cores are shared.
     threads = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["threads"] == threads
     assert (result.threads, found["threads"], found["largest_fit"]) == (threads, threads, 128)
     assert {2, 16, 128} <= {timing["batch_size"] for timing in found["timings"]}
     # The workers train at once, and nothing twice.

@@ -205,12 +205,21 @@ def test_another_studys_settings_are_refused(tmp_path):
 url
 nosuch://me:s3cret@host/x
 sqlite:////proc/nosuch/x
+sqlite://host/x.db
 """)
 def test_a_storage_that_is_none_is_one_line(url):
     with pytest.raises((InputError, StudyError)) as error:
         StudyStorage(url, "x")
     assert "\n" not in str(error.value)
     assert "s3cret" not in str(error.value)
+
+
+def test_the_database_of_another_program_is_left_alone(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database:
+        database.execute("CREATE TABLE alembic_version (version_num text)")
+        with refused("study.db, another program", StudyError):
+            open_study(tmp_path)
+        assert len(database.execute("SELECT * FROM sqlite_master").fetchall()) == 1
 
 
 def test_nothing_is_left_of_a_study_without_trials_and_others_stay(tmp_path):

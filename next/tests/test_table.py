@@ -109,7 +109,7 @@ def test_a_file_is_read(tmp_path):
     assert table.target is None
     assert [run.seed for run in table.cells[8.0, 0.1]] == [0, 1]
     assert table.runs[1].diverged
-    for nothing in ("no_such_table", "."):
+    for nothing in ("no_such_table", ".", "x" * 300, "~nobody/table"):
         with pytest.raises(InputError):
             find_table(nothing)
 
@@ -122,6 +122,7 @@ lines | words
 [{}, {lr: 5.0e-324}] | line 2, lr
 [{steps: [20, 10]}] | line 1, steps
 [{steps: [10]}] | line 1, metric
+[{steps: [10, 100000000000000000000]}] | line 1, steps
 [{steps: [], metric: []}] | line 1, steps
 [{}, '', {}] | line 3, seed 0
 [{}, {seed: 1, horizon: 20}] | line 2, horizon

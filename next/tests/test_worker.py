@@ -19,7 +19,15 @@ from test_files import MAKE
 import bstune
 from bstune.core.errors import InputError, StudyError
 from bstune.trial.by_value import users_modules
-from bstune.trial.worker import TELL_WHERE, Failure, Returned, Worker, call, listen, tell_progress
+from bstune.trial.worker import (
+    TELL_WHERE,
+    Failure,
+    Returned,
+    Worker,
+    call,
+    tell_progress,
+    tell_where_on_signal,
+)
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
@@ -136,7 +144,7 @@ def hangs_after_a_fit():
 
 def as_lightning_ends_a_fit():
     signal.signal(TELL_WHERE, signal.SIG_DFL)
-    listen()
+    tell_where_on_signal()
     return 1000
 
 

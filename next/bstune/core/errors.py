@@ -30,7 +30,10 @@ class UserCodeError(BstuneError):
     exit_status = 1
 
 
-class Interrupted(BstuneError):
-    """Ctrl-C or a termination signal ended a study, which the same command continues."""
+class Interrupted(BaseException):
+    """Ctrl-C or a termination signal ended a study, which the same command continues.
+
+    As KeyboardInterrupt it is no Exception: libraries turn these into errors of their own.
+    """
 
     exit_status = 130

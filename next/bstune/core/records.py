@@ -164,6 +164,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def _rising(history: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, float | None], ...]:
+    """Check that steps rise; pydantic makes its own error of a ValueError."""
     steps = [step for step, _ in history]
     if steps != sorted(set(steps)):
         raise ValueError(f"the steps of a history must rise, but got {steps[:20]}")
@@ -240,7 +241,7 @@ Records = Sequence[Record]
 """Of trials that have ended, in order of their numbers."""
 
 
-def ends(records: Records) -> list[Record]:
+def last_of_chains(records: Records) -> list[Record]:
     """The last record of each chain of resumed trials, in order of their numbers."""
     resumed = {record.resumed_from for record in records}
     return [record for record in records if record.number not in resumed]

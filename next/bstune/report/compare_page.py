@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bstune.report.compare import Comparison, PowerLaw, critical_of, statements, table
-from bstune.report.figure import Panel, curve_seconds, draw_legend, scale
+from bstune.report.figure import Panel, curve_seconds, draw_legend, scale_axes
 from bstune.report.page import svg, template
 from bstune.study.result import StudyResult
 from bstune.system import console
@@ -57,7 +57,7 @@ def compare_figure(comparison: Comparison) -> Figure:
         for place, (name, result) in enumerate(comparison.studies.items()):
             _draw_study(axes, panel, result, name, colormaps["tab10"](place))
         axes.set_ylabel(panel.name, parse_math=False)
-        scale(axes, panel)
+        scale_axes(axes, panel)
     if comparison.law is not None:
         _draw_law(all_axes[-1], comparison, comparison.law)
     draw_legend(figure, all_axes[:1])

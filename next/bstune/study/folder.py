@@ -79,13 +79,13 @@ def read_asked(folder: Path) -> tuple[Options, Machine, Origin]:
         origin = Origin.model_validate(config)
     except ValidationError as error:
         raise InputError(
-            f"{files.config} does not tell what its study asks, {_first(error)}: run it again"
+            f"{files.config} does not tell what its study asks, {_first_error(error)}: run it again"
         ) from error
     values = {name: config[name] for name in Options.model_fields if name in config}
     try:
         machine = Machine.model_validate(read_json(files.hardware))
     except ValidationError as error:
-        raise InputError(f"{files.hardware} is no machine: {_first(error)}") from error
+        raise InputError(f"{files.hardware} is no machine: {_first_error(error)}") from error
     return options_from(values), machine, origin
 
 
@@ -103,6 +103,8 @@ class TrialsFile:
 def read_records(folder: Path) -> list[Record]:
     """Read the records in a study's folder, in the order of its lines.
 
+    The study may still run: its last line may be half written, which is an InputError.
+
     Raises:
         InputError: if trials.jsonl is missing, too large or broken.
     """
@@ -116,7 +118,9 @@ def read_records(folder: Path) -> list[Record]:
         try:
             records.append(Record.model_validate_json(line))
         except ValidationError as error:
-            raise InputError(f"{path}, line {number}, is no trial: {_first(error)}") from error
+            raise InputError(
+                f"{path}, line {number}, is no trial: {_first_error(error)}"
+            ) from error
     return records
 
 
@@ -157,7 +161,7 @@ def read_result(folder: Path) -> StudyResult:
     try:
         return StudyResult.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{path} is no study's result: {_first(error)}") from error
+        raise InputError(f"{path} is no study's result: {_first_error(error)}") from error
 
 
 def read_best(file: Path) -> Any:
@@ -168,7 +172,7 @@ def read_best(file: Path) -> Any:
     return best["trial"]
 
 
-def _first(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
     """Write the first of a value's errors in one line."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])

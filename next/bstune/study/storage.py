@@ -25,7 +25,7 @@ from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import ValidationError
-from sqlalchemy import event
+from sqlalchemy import create_engine, event, inspect
 from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
@@ -119,10 +119,10 @@ class StudyStorage:
             load_if_exists=True,
         )
         if SETTINGS not in self.study.user_attrs:
-            with _quiet():
+            with _without_experimental_warnings():
                 self.study.set_metric_names([question.value_name])
             self.study.set_user_attr(SETTINGS, {"schema": SCHEMA, **_kept(settings)})
-        of_values = {tunable.name: _distribution(tunable) for tunable in space.tunables}
+        of_values = {tunable.name: _optuna_range(tunable) for tunable in space.tunables}
         self._distributions = ranges_of(space) | of_values
         self.settle()
 
@@ -136,12 +136,14 @@ class StudyStorage:
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What :meth:`share` has kept; StudyError where there is no study."""
-        if self._study is None:
+        """What :meth:`share` has kept; StudyError where no such study has begun."""
+        found: dict[str, Any] = {}
+        if self._study is not None:
+            found = self._study.user_attrs.get(SHARED, found)
+        if not found:
             there = optuna.get_all_study_names(self._storage)
             names = ", ".join(there[:NAMED_STUDIES]) or "none"
-            raise StudyError(f"there is no study {self._name}: the storage has {names}")
-        found: dict[str, Any] = self._study.user_attrs.get(SHARED, {})
+            raise StudyError(f"no study {self._name} has begun: the storage has {names}")
         return found
 
     def show_answer(self, answer: Mapping[str, object], text: str) -> None:
@@ -162,6 +164,7 @@ class StudyStorage:
         self._storage.set_study_system_attr(study_id, NOTE["text"], note[:NOTE_CHARACTERS])
 
     def _open(self, url: str, name: str) -> None:
+        """Open the database, and the study if it is there; errors as of the class."""
         try:
             with database_errors(url, "cannot be opened"):
                 if url.startswith("sqlite:///"):
@@ -174,13 +177,14 @@ class StudyStorage:
                 if not self._is_new:
                     self._load()
         except (ArgumentError, ImportError, ValueError) as error:
-            got = hide_in_error(f"{url}: {error}")
+            reason = str(error).partition("\n")[0]
+            got = hide_in_error(f"{url}: {reason}")
             raise InputError(
                 f"storage must be the URL of a database, such as sqlite:///study.db, but got {got}"
             ) from error
         # The last two are of a database of another version of Optuna.
         except (OSError, LookupError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or str(error)
             raise StudyError(f"storage={url} cannot be opened: {reason}") from error
 
     def _load(self) -> None:
@@ -220,14 +224,14 @@ class StudyStorage:
         stored = self._settings()
         if not stored:
             return
-        ours = dict(_by_key(_kept(settings)))
-        theirs = dict(_by_key({name: stored.get(name) for name in settings}))
+        ours = dict(_by_dotted_name(_kept(settings)))
+        theirs = dict(_by_dotted_name({name: stored.get(name) for name in settings}))
         for key in sorted({*ours, *theirs}):
             own, begun = (one.get(key, "nothing") for one in (ours, theirs))
             if own != begun:
                 raise StudyError(
-                    f"the study {self._name!r} was begun with {key}={_short(begun)}, but got "
-                    f"{_short(own)}: give {key} as it was, or study=NAME for another study"
+                    f"the study {self._name!r} was begun with {key}={_shortened(begun)}, but got "
+                    f"{_shortened(own)}: give {key} as it was, or study=NAME for another study"
                 )
 
     def discard(self) -> bool:
@@ -254,7 +258,7 @@ class StudyStorage:
     def claim(self, ask: Ask) -> Spec | None:
         """Store a trial and give it its number; None if another process has its place."""
         # While it was decided, mostly.
-        if any(_holds(trial, ask.place) for trial in self._trials()):
+        if any(_holds_place(trial, ask.place) for trial in self._trials()):
             return None
         values = {"batch_size": ask.batch_size, "lr": ask.lr, **ask.values}
         # The baseline's may lie outside of their ranges: then the spec alone has them.
@@ -273,11 +277,11 @@ class StudyStorage:
         if not isinstance(self._storage, RDBStorage):
             template.set_user_attr(BY_PROXY, True)
         trial_id = self._storage.create_new_trial(self.study._study_id, template)
-        self._beat(trial_id)
+        self._record_heartbeat(trial_id)
         self._alive.add(trial_id)
         number = self._storage.get_trial_number_from_id(trial_id)
         for trial in self._trials():
-            if trial.number < number and _holds(trial, ask.place):
+            if trial.number < number and _holds_place(trial, ask.place):
                 self._alive.remove(trial_id)
                 self._fail(trial_id)
                 return None
@@ -290,7 +294,7 @@ class StudyStorage:
         """
         if not self.keeps_step_times:
             record = record.model_copy(update={"seconds_per_step": None})
-        trial = self._trial(record.number)
+        trial = self._trial_numbered(record.number)
         self._alive.discard(trial._trial_id)
         text = record.model_dump_json(exclude_defaults=True)
         try:
@@ -298,12 +302,12 @@ class StudyStorage:
         # Its UpdateFinishedTrialError, which Optuna 4.0 does not name.
         except RuntimeError:
             return False
-        self._end(trial, record)
+        self._end_as_recorded(trial, record)
         return True
 
     def abandon(self, spec: Spec) -> None:
         """End a trial without a record: its place is asked again."""
-        trial = self._trial(spec.number)
+        trial = self._trial_numbered(spec.number)
         self._alive.discard(trial._trial_id)
         if trial.state == TrialState.RUNNING:
             self._fail(trial._trial_id)
@@ -324,11 +328,12 @@ class StudyStorage:
         over = Event()
 
         def beat() -> None:
+            """Show it for each trial that runs here, until the body is over."""
             while not over.wait(apart):
                 for trial_id in self._alive.copy():
                     # The next one may come through.
                     with suppress(SQLAlchemyError, StorageInternalError):
-                        self._beat(trial_id)
+                        self._record_heartbeat(trial_id)
 
         thread = Thread(target=beat, daemon=True)
         thread.start()
@@ -338,7 +343,8 @@ class StudyStorage:
             over.set()
             thread.join()
 
-    def _beat(self, trial_id: int) -> None:
+    def _record_heartbeat(self, trial_id: int) -> None:
+        """Show that a trial lives; a proxy has no way to."""
         if isinstance(self._storage, RDBStorage):
             self._storage.record_heartbeat(trial_id)
 
@@ -356,17 +362,17 @@ class StudyStorage:
             record = _record_of(trial)
             ends_unknown = by_proxy and is_at_database and BY_PROXY in trial.user_attrs
             if record is not None:
-                self._end(trial, record)
+                self._end_as_recorded(trial, record)
             elif _is_dead(trial.user_attrs.get(PROCESS, ""), ends_unknown):
                 self._fail(trial._trial_id)
-        with _quiet():
+        with _without_experimental_warnings():
             optuna.storages.fail_stale_trials(self.study)
 
-    def _end(self, trial: FrozenTrial, record: Record) -> None:
+    def _end_as_recorded(self, trial: FrozenTrial, record: Record) -> None:
         """End a trial as its record says; another process may have ended it just before."""
         state, values = _STATES[record.status], None
         if state == TrialState.COMPLETE:
-            values = self._values(record)
+            values = self._shown_value(record)
             # On another kind of machine it has no seconds to compare.
             state = TrialState.COMPLETE if values else TrialState.PRUNED
         trial_id = trial._trial_id
@@ -382,7 +388,7 @@ class StudyStorage:
         except RuntimeError:
             return
 
-    def _values(self, record: Record) -> list[float] | None:
+    def _shown_value(self, record: Record) -> list[float] | None:
         """What Optuna shows as the value of a trial that reached; None: it has none."""
         question, seconds = self._question, record.seconds_per_step
         if question.seeks_metric:
@@ -396,12 +402,12 @@ class StudyStorage:
         trials = [] if self._study is None else self._study.get_trials(deepcopy=False)
         return [trial for trial in trials if SPEC in trial.user_attrs]
 
-    def _trial(self, number: int) -> FrozenTrial:
+    def _trial_numbered(self, number: int) -> FrozenTrial:
         return self.study.get_trials(deepcopy=False)[number]
 
 
 @contextmanager
-def opened(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
+def open_study(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
     """Open a study; where its body ends before a trial is stored, nothing is left of it.
 
     It ends so by a refusal, or where a loop of one's own is left.
@@ -453,13 +459,14 @@ def _open_database(url: str) -> BaseStorage:
         from optuna.storages import GrpcStorageProxy
 
         host, _, port = url.removeprefix(PROXY).rpartition("@")[2].partition(":")
-        with _quiet():
+        with _without_experimental_warnings():
             proxy = GrpcStorageProxy(host=host, port=int(port))
         proxy.wait_server_ready(PROXY_SECONDS)
         return proxy
-    with _quiet():
+    with _without_experimental_warnings():
         for wait in (*RETRIES, None):
             try:
+                _refuse_others_tables(url)
                 # A connection that a restart has cut is noticed before it is used.
                 options = {"pool_pre_ping": True}
                 storage = RDBStorage(url, options, heartbeat_interval=HEARTBEAT)
@@ -470,6 +477,18 @@ def _open_database(url: str) -> BaseStorage:
                 time.sleep(wait)
     event.listen(storage.engine, "do_connect", _connect_patiently)
     return storage
+
+
+def _refuse_others_tables(url: str) -> None:
+    """StudyError for a database whose tables another program migrates: Optuna would add its own."""
+    engine = create_engine(url)
+    tables = inspect(engine).get_table_names()
+    engine.dispose()
+    if "alembic_version" in tables and "version_info" not in tables:
+        raise StudyError(
+            f"storage={url} is the database of another program, such as MLflow: give "
+            f"another one, such as sqlite:///study.db"
+        )
 
 
 def _connect_patiently(dialect: Any, record: Any, args: Any, keywords: Any) -> Any:
@@ -483,14 +502,14 @@ def _connect_patiently(dialect: Any, record: Any, args: Any, keywords: Any) -> A
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _without_experimental_warnings() -> Iterator[None]:
     """Let Optuna not warn of what it calls experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         yield
 
 
-def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
+def _optuna_range(tunable: Tunable) -> IntDistribution | FloatDistribution:
     """The range of a further value as Optuna's parameter; it has no scale of 1 - x."""
     is_log = tunable.scale == "log"
     if tunable.is_whole:
@@ -523,7 +542,7 @@ def _is_running(trial: FrozenTrial) -> bool:
     return trial.state == TrialState.RUNNING and RECORD not in trial.user_attrs
 
 
-def _holds(trial: FrozenTrial, place: str) -> bool:
+def _holds_place(trial: FrozenTrial, place: str) -> bool:
     """Whether a trial has a place of the plan: it runs there, or has left a record there.
 
     One that failed leaves its place free for another try.
@@ -570,17 +589,17 @@ def _kept(settings: Mapping[str, object]) -> dict[str, Any]:
     return kept
 
 
-def _by_key(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _by_dotted_name(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the dotted name of each setting, however deep it lies, and its value."""
     for name, value in settings.items():
         if isinstance(value, dict):
-            for key, inner in _by_key(value):
+            for key, inner in _by_dotted_name(value):
                 yield f"{name}.{key}", inner
         else:
             yield name, value
 
 
-def _short(value: object) -> str:
+def _shortened(value: object) -> str:
     """A setting as a message shows it."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -47,6 +48,15 @@ class Owner(Frozen):
     schema_number: Literal[1] = 1
     study: str
     storage: str
+
+
+def ensure_home() -> None:
+    """Give a user who has no home, such as one without a name, a temporary one.
+
+    Caches, data and MLflow lie there.
+    """
+    if os.path.expanduser("~") == "~":
+        os.environ["HOME"] = tempfile.gettempdir()
 
 
 @dataclass(frozen=True)
@@ -168,10 +178,10 @@ def claim_folder(folder: StudyFolder, study: str, storage: str) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing_errors(path: Path) -> Iterator[None]:
     """Refuse a link, and let what the system refuses be a StudyError that names the file."""
-    refuse_link(path)
     try:
+        refuse_link(path)
         yield
     except OSError as error:
         raise StudyError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -210,19 +220,19 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
-        with _writing(path):
+        with _writing_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # "x" makes a new file (O_EXCL): it opens none that is there, nor follows a link.
             with partial.open("xb") as file:
                 yield file
-                _sync(file)
+                _flush_to_disk(file)
             partial.replace(path)
     finally:
         with suppress(OSError):
             partial.unlink()
 
 
-def _sync(file: BinaryIO) -> None:
+def _flush_to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 
@@ -249,7 +259,7 @@ def appending(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StudyError: if it cannot be written, or is a link or no regular file.
     """
-    with _writing(path), open(path, "ab", opener=_open_regular) as file:
+    with _writing_errors(path), open(path, "ab", opener=_open_regular) as file:
         yield file
 
 
@@ -257,7 +267,7 @@ def append_line(path: Path, text: str) -> None:
     """Append one line to a file, as :func:`appending` does."""
     with appending(path) as file:
         file.write(f"{text}\n".encode())
-        _sync(file)
+        _flush_to_disk(file)
 
 
 def read_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:

@@ -12,6 +12,7 @@ from bstune.core.records import Count, Target
 
 
 def _rising(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Check that steps rise; pydantic makes its own error of a ValueError."""
     if list(steps) != sorted(set(steps)):
         raise ValueError("must rise")
     return steps
@@ -38,6 +39,7 @@ class Run(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> "Run":
+        """Check that fields belong together, likewise."""
         if len(self.steps) != len(self.metric):
             raise ValueError(
                 f"steps and metric must be equally long, but got {len(self.steps)} and "

@@ -8,6 +8,7 @@ batch size and rate are a cell; cells need not fill a rectangle.
 """
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,7 @@ class Table:
 
 
 def _read_run(line: str, place: str) -> Run:
+    """Read a line; InputError says where it is wrong."""
     try:
         return Run.model_validate_json(line)
     except ValidationError as error:
@@ -213,8 +215,9 @@ def find_table(name: str) -> Table:
     index = read_yaml(SHIPPED / "tables.yaml")
     if name in index:
         return Table.read(SHIPPED / f"{name}.jsonl", Target.parse(index[name]))
-    path = Path(name).expanduser()
-    if not path.is_file():
+    # What names no home and no file is none.
+    path = Path(os.path.expanduser(name))
+    if not os.path.isfile(path):
         raise InputError(
             f"table must be a file of recorded runs, or one of {', '.join(index)}, but got {name!r}"
         )

@@ -15,7 +15,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, read_write
 
-from bstune.integrations.hydra_job import TAKEN, timed
+from bstune.integrations.hydra_job import TAKEN, call_timed
 from bstune.system.secrets import hide_in_text
 
 # Options of a study; null: the default of bstune's conf/config.yaml.
@@ -45,7 +45,7 @@ class BstuneSweeper(Sweeper):
         self.config = config
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context,
-            task_function=partial(timed, task_function),
+            task_function=partial(call_timed, task_function),
             config=_of_jobs(config),
         )
 
