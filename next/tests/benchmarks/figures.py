@@ -318,6 +318,11 @@ FIGURES = {
         ),
         ("than TPE's in {} and {}, than the old one's in {} and {}", "race_60s.jsonl", as_fast),
         (
+            "{} of {} bit for bit",
+            "resume.jsonl",
+            lambda rows: [(sum(row["equal"] for row in rows), len(rows))],
+        ),
+        (
             "`{}` {:.3f}, {:.3f}, {:.3f}",
             "speed.jsonl",
             lambda rows: (
@@ -326,36 +331,12 @@ FIGURES = {
         ),
         ("{} engineers", "readers.jsonl", lambda rows: [[flat(rows).reader.nunique()]]),
         (
-            "{:.2f} times the best cell's time, {:.2f} in studies",
-            "other_targets.jsonl",
-            lambda rows: [flat(rows)[["asked.ratio", "run.ratio"]].median()],
-        ),
-        (
             "`{}` {} of {}",
             "critical.jsonl",
             lambda rows: held(
                 flat(rows).assign(truth=[TRUTHS[row["workload"]] for row in rows]),
                 "critical.interval",
                 "workload",
-            ),
-        ),
-        (
-            "{1} of {2} hold",
-            "speedup.jsonl",
-            lambda rows: held(flat(rows), "speedup", "speedup.at_least"),
-        ),
-        (
-            "{:.0f} ends after {:.1f} to {:.1f} s",
-            "wall.jsonl",
-            lambda rows: (
-                flat(rows).groupby("wall_seconds").seconds.agg(["min", "max"]).itertuples()
-            ),
-        ),
-        (
-            "`{}` {} and {}",
-            "intervals.jsonl",
-            lambda rows: (
-                flat(rows).pivot_table("holds.the seconds", "name", "load_name", "sum").itertuples()
             ),
         ),
     ],
