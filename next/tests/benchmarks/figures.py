@@ -269,14 +269,9 @@ FIGURES = {
             ),
         ),
         (
-            "| {} | {}, {}, {} | {}, {}, {} |",
-            "schedule_lengths_new.jsonl",
-            lambda rows: [*schedule_lengths.summary(rows)][:-1],
-        ),
-        (
             "{}",
             "schedule_lengths_new.jsonl",
-            lambda rows: [*schedule_lengths.summary(rows)][-1:],
+            lambda rows: [[line] for line in schedule_lengths.summary(rows)],
         ),
         (
             "speedups {} ({}), times of the best {} ({}), times of the baseline {} ({})",
