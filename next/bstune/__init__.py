@@ -51,6 +51,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module 'bstune' has no attribute {name!r}")
     import importlib

@@ -4,12 +4,13 @@ import argparse
 import gc
 import importlib
 import os
+import signal
 import sys
 import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from bstune import __version__
 from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide_in_error
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
@@ -56,7 +58,7 @@ Options, the same on the command line, in a workload's file and in Python:
 
 def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
     """Run a study, or one trial of it."""
-    as_json, rest = _without(arguments, "--json")
+    as_json, rest = _take_flag(arguments, "--json")
     began = time.monotonic()
     from bstune.config import compose
 
@@ -67,22 +69,24 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
     print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
     options = composed.options
     is_one_run = options.trial.pair is not None
-    begun = None
-    if not is_one_run:
-        from bstune.study.begin import begin
+    with ExitStack() as stack:
+        begun = None
+        if not is_one_run:
+            from bstune.study.begin import begin
 
-        begun = begin(options, began, trains=composed.recipe is not None)
-    from bstune.report.answer import files_row, one_run, took_row
-    from bstune.run_study import run_study
+            begun = begin(options, began, trains=composed.recipe is not None)
+            stack.callback(begun.close)
+        from bstune.report.answer import files_row, one_run, took_row
+        from bstune.run_study import run_study
 
-    workload = composed.workload()
-    if is_one_run:
-        from bstune.study.once import train_once
+        workload = composed.workload()
+        if is_one_run:
+            from bstune.study.once import train_once
 
-        record = train_once(options, workload)
-        print(record.model_dump_json() if as_json else one_run(record))
-        return 0
-    result = run_study(options, workload, begun)
+            record = train_once(options, workload)
+            print(record.model_dump_json() if as_json else one_run(record))
+            return 0
+        result = run_study(options, workload, begun)
     if as_json:
         print(result.model_dump_json(indent=1))
     else:
@@ -93,7 +97,7 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
 
 def report(arguments: Sequence[str]) -> int:
     """Print the answer of a study's folder, or what its trials say of another question."""
-    as_json, rest = _without(arguments, "--json")
+    as_json, rest = _take_flag(arguments, "--json")
     if not rest or "=" in rest[0] or not all("=" in argument for argument in rest[1:]):
         raise InputError(
             f"report takes one folder and a question, such as target=0.2, but got "
@@ -103,7 +107,7 @@ def report(arguments: Sequence[str]) -> int:
     from bstune.system.files import StudyFolder
 
     folder = Path(rest[0])
-    given = _question(rest[1:])
+    given = _nested_question(rest[1:])
     has_ended = StudyFolder(folder).result.exists()
     result = load(folder) if has_ended and not given else ask_again(folder, given)
     if not has_ended:
@@ -116,7 +120,7 @@ def compare(arguments: Sequence[str]) -> int:
     """Print studies beside each other, and write the page where one is asked for."""
     from bstune.result import compare as compared
 
-    given = _of_compare(arguments)
+    given = _compare_arguments(arguments)
     comparison = compared(given.folders, over=given.over, values=dict(given.values) or None)
     print(comparison.model_dump_json(indent=1) if given.json else comparison)
     if given.output is not None:
@@ -128,7 +132,7 @@ def compare(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _of_compare(arguments: Sequence[str]) -> argparse.Namespace:
+def _compare_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """The folders and the options of ``compare``.
 
     Raises:
@@ -150,14 +154,14 @@ def _of_compare(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _study_size(text: str) -> tuple[str, float]:
-    """A study's name and its size, of ``NAME=SIZE``."""
+    """A study's name and its size, of ``NAME=SIZE``; argparse tells a ValueError."""
     name, _, size = text.partition("=")
     return name, float(size)
 
 
 def survey(arguments: Sequence[str]) -> int:
     """Measure what the machine allows a workload, or read what was measured before."""
-    as_json, rest = _without(arguments, "--json")
+    as_json, rest = _take_flag(arguments, "--json")
     from bstune.config import compose
 
     composed = compose(rest)
@@ -227,24 +231,24 @@ def run(verb: str, arguments: Sequence[str]) -> int:
             raise InputError(f"there is no verb {verb}: {hint}")
         with interruptible():
             if MANY & set(arguments):
-                return many(verb, [one for one in arguments if one not in MANY])
+                return run_many(verb, [one for one in arguments if one not in MANY])
             return VERBS[verb](arguments)
-    except BstuneError as error:
+    except (BstuneError, Interrupted) as error:
         if "debug=true" in arguments:
-            traceback.print_exc()
+            print(hide_in_error(traceback.format_exc()), file=sys.stderr)
         print(error, file=sys.stderr)
         return error.exit_status
 
 
-def many(verb: str, arguments: Sequence[str]) -> int:
-    """Run studies one after another, also where one fails; the worst status.
+def run_many(verb: str, arguments: Sequence[str]) -> int:
+    """Run a verb of ``-m`` for each study in turn, also where one fails; the worst status.
 
     The first rows of their answers stand below the last.
     """
-    from bstune.config import split
+    from bstune.config import jobs_of_sweep
 
     statuses, folders = [], []
-    for folder, job in split(arguments).items():
+    for folder, job in jobs_of_sweep(arguments).items():
         statuses.append(run(verb, job))
         folders.append(Path(folder))
         if statuses[-1] == Interrupted.exit_status:
@@ -255,7 +259,7 @@ def many(verb: str, arguments: Sequence[str]) -> int:
 
 
 def _first_row(folder: Path) -> str:
-    """What a study's folder answers first, if it does."""
+    """A study's folder and, below it, line 1 of its answer; or that it has none."""
     from bstune.report.answer import answer
     from bstune.result import load
     from bstune.system.files import StudyFolder
@@ -268,25 +272,31 @@ def _first_row(folder: Path) -> str:
 
 def command() -> None:
     """Run the console script ``bstune``."""
+    # Before a verb and while Python ends, too, Ctrl-C leaves no traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         status = main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as ``head``, has what it wants. At its end Python flushes once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(end="", flush=True)
+    # A full disk, or a reader such as ``head`` that has what it wants.
+    except OSError as error:
         status = 0
+        if not isinstance(error, BrokenPipeError):
+            print(error, file=sys.stderr)
+            status = 2
+        # At its end Python flushes once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # Python's last look for garbage takes a second, as MLflow's modules are many.
     gc.freeze()
     sys.exit(status)
 
 
-def _without(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
+def _take_flag(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
     """Whether a flag is given, and the arguments without it."""
     return flag in arguments, [argument for argument in arguments if argument != flag]
 
 
-def _question(arguments: Sequence[str]) -> dict[str, Any]:
-    """Nest what a study is asked for: ``target=0.2``, ``budget.seconds=30``."""
+def _nested_question(arguments: Sequence[str]) -> dict[str, Any]:
+    """Nest what ``report`` asks of a study: ``target=0.2``, ``budget.seconds=30``."""
     given: dict[str, Any] = {}
     budget = {}
     for argument in arguments:

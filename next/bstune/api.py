@@ -76,7 +76,7 @@ def tune(
     """
     began = time.monotonic()
     given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
-    checked, workload = _of_project(module, data, name, trainer, given)
+    checked, workload = _options_and_workload(module, data, name, trainer, given)
     result = run_study(checked, workload, begin(checked, began))
     return result.of_project(workload.recipe)
 
@@ -101,12 +101,12 @@ def survey(
     Raises:
         bstune.core.errors.BstuneError: for what cannot be used, in one line.
     """
-    checked, workload = _of_project(module, data, name, trainer, options)
+    checked, workload = _options_and_workload(module, data, name, trainer, options)
     found, was_kept = survey_once(checked, workload)
     return ProjectSurvey(**found.model_dump(), was_kept=was_kept)
 
 
-def _of_project(
+def _options_and_workload(
     module: Any,
     data: Any,
     name: str | None,

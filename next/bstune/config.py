@@ -3,8 +3,10 @@
 import argparse
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
@@ -28,11 +30,11 @@ from bstune.options import (
     unknown,
 )
 from bstune.recipe.hydra import NODES, recipe_of
-from bstune.recipe.lightning_cli import of_sections, recipe_of_file, split_arguments
+from bstune.recipe.lightning_cli import read_sections, recipe_of_file, split_arguments
 from bstune.recipe.recipe import Recipe
 from bstune.study.commands import Commands, line_commands
 from bstune.system.console import guess
-from bstune.system.secrets import hide, hide_in_text
+from bstune.system.secrets import hide
 
 if TYPE_CHECKING:
     from bstune.study.workload import Workload
@@ -74,7 +76,7 @@ class Composed:
         kept = ("data", "module", "trainer", "table")
         return Workload(
             name=str(self.options.workload),
-            settings=hide({key: self.parts.get(key) for key in kept}),
+            settings={key: self.parts.get(key) for key in kept},
             config=self.yaml,
             commands=self.commands,
             table=None if self.recipe else find_table(self.parts["table"]),
@@ -82,6 +84,22 @@ class Composed:
         )
 
 
+@contextmanager
+def _one_line_each() -> Iterator[None]:
+    """Let what YAML and OmegaConf refuse in the body be an InputError of one line."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise InputError(_one_line(error.full_key or "", error)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
+        raise InputError(f"{place}: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise InputError(_one_line("a config file is no YAML", error)) from error
+
+
+@_one_line_each()
 def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
     """Compose a command line: ``+workload=NAME OPTION=VALUE --config-dir DIR --cfg job``.
 
@@ -91,20 +109,20 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
     Raises:
         InputError: for what cannot be used, a line each.
     """
-    flags, rest, folders = _flags(arguments)
-    file, node = None, None
+    flags, rest, folders = _split_flags(arguments)
+    file, module_node = None, None
     defaults = [f"hydra.searchpath=['file://{folder}']" for folder in folders[1:]]
     if lightning:
         file, rest = split_arguments(rest)
-        node, own = of_sections(file)
-        defaults += [f"{name}={value}" for name, value in own.items()]
+        module_node, options_of_trainer = read_sections(file)
+        defaults += [f"{name}={value}" for name, value in options_of_trainer.items()]
     overrides = []
-    workload = one_run = None
+    workload = best_file = None
     for argument in rest:
         named = re.fullmatch(r"\+*(workload|algorithm|schedule)=(.*)", argument)
-        of_file = re.fullmatch(r"trial=(.*\.yaml)", argument)
-        if of_file:
-            one_run = Path(of_file[1])
+        names_best = re.fullmatch(r"trial=(.*\.yaml)", argument)
+        if names_best:
+            best_file = Path(names_best[1])
         elif named is None:
             overrides.append(_quoted(argument))
         elif named[1] == "workload":
@@ -116,26 +134,26 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         _file_of("workload", workload, folders)
         # A workload's keys land beside the options, whose defaults they replace.
         defaults.append(f"+workload@_global_={workload}")
-    config = _composed([*defaults, *overrides])
+    config = _compose_by_hydra([*defaults, *overrides])
     config.workload = workload if file is None else Path(file.named[-1]).stem
-    if one_run is not None:
-        # Other commands need not wait for what reads a study.
-        from bstune.study.folder import read_best
-
-        with open_dict(config):
-            config.trial.update(read_best(one_run))
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     _fill_by_name(config, folders)
-    values = _values(config)
+    values = _option_values(config)
+    if best_file is not None:
+        # Other commands need not wait for what reads a study.
+        from bstune.study.folder import read_best
+
+        # OmegaConf resolves nothing in it.
+        values["trial"] |= read_best(best_file)
     _check_tunable(config.get("tunable") or OmegaConf.create())
-    values["tune"] = _ranges(values["tune"], config)
+    values["tune"] = _ranges_of_tune(values["tune"], config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
     if values.get("target") is not None and not is_given:
         values["target"] = own_target(str(values["target"]), str(values["objective"]))
     parts: Any = OmegaConf.to_container(config)
-    if node is not None:
-        parts["module"] = values["module"] = node
+    if module_node is not None:
+        parts["module"] = values["module"] = module_node
     options = options_from(values)
     # What is resolved stands in the place of its reference.
     text = yaml.safe_dump(hide(parts | values), sort_keys=False)
@@ -151,7 +169,7 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
     return Composed(options, parts, recipe, commands, text, show=flags.cfg is not None)
 
 
-def split(arguments: Sequence[str]) -> dict[str, list[str]]:
+def jobs_of_sweep(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The command lines of ``-m``, a study each, by their folders.
 
     ``+workload=digits seed=0,1`` is outputs/digits-0 and outputs/digits-1.
@@ -168,7 +186,7 @@ def split(arguments: Sequence[str]) -> dict[str, list[str]]:
         override = OverridesParser.create().parse_override(_quoted(argument))
         if override.is_discrete_sweep():
             swept.append(name)
-            choices[-1] = [f"{name}={one}" for one in _swept(override)]
+            choices[-1] = [f"{name}={one}" for one in _values_of_sweep(override)]
     if not swept:
         raise InputError("-m splits values that differ, as seed=0,1: give some, or leave out -m")
     jobs = {}
@@ -176,9 +194,9 @@ def split(arguments: Sequence[str]) -> dict[str, list[str]]:
         values = dict(one.split("=", 1) for one in job if "=" in one)
         # A file of LightningCLI stands first.
         named = "study" if "study" in values else "+workload"
-        first = values.get(named) or Path(job[0]).stem
+        name_of_study = values.get(named) or Path(job[0]).stem
         others = [values[name] for name in swept if name != named]
-        study = re.sub(r"[^\w.-]+", "_", "-".join([first, *others]))
+        study = re.sub(r"[^\w.-]+", "_", "-".join([name_of_study, *others]))
         folder = f"{values.get('output', 'outputs')}/{study}"
         if folder in jobs:
             raise InputError(f"-m has two studies for {folder}: begin them by a command each")
@@ -187,7 +205,7 @@ def split(arguments: Sequence[str]) -> dict[str, list[str]]:
     return jobs
 
 
-def _swept(override: Override) -> list[str]:
+def _values_of_sweep(override: Override) -> list[str]:
     """The values of a sweep of Hydra's; InputError where it needs what a command line lacks."""
     try:
         return list(override.sweep_string_iterator())
@@ -195,7 +213,7 @@ def _swept(override: Override) -> list[str]:
         raise InputError(_one_line(f"-m cannot split {override.input_line}", error)) from error
 
 
-def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[Path]]:
+def _split_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[Path]]:
     """Take ``--config-dir`` and ``--cfg`` out of a command line; the folders of configs, too."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
@@ -206,7 +224,7 @@ def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], lis
         raise InputError(str(error)) from error
     folders = [CONF]
     if flags.config_dir is not None:
-        if not flags.config_dir.is_dir():
+        if not os.path.isdir(flags.config_dir):
             raise InputError(f"--config-dir must be a folder, but got {flags.config_dir}")
         folders.append(flags.config_dir.absolute())
     return flags, rest, folders
@@ -214,7 +232,8 @@ def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], lis
 
 def _file_of(group: str, name: str | None, folders: Sequence[Path]) -> Path:
     """The file of a workload, an algorithm or a schedule; InputError with a guess for no such."""
-    files = {file.stem: file for folder in folders for file in folder.glob(f"{group}/*.yaml")}
+    found = (file for folder in folders for file in folder.glob(f"{group}/*.yaml"))
+    files = {file.stem: file for file in found if file.is_file()}
     if name in files:
         return files[name]
     meant = guess(name or "", files)
@@ -234,6 +253,7 @@ def _fill_by_name(config: DictConfig, folders: Sequence[Path]) -> None:
             config[group] = OmegaConf.load(_file_of(group, config[group], folders))
 
 
+@_one_line_each()
 def options_from_python(**given: Any) -> Options:
     """Check options that are spelled as Python arguments; see :func:`bstune.options.from_python`.
 
@@ -241,14 +261,11 @@ def options_from_python(**given: Any) -> Options:
     :func:`bstune.options.options_from`.
     """
     defaults = OmegaConf.load(CONF / "config.yaml")
-    try:
-        # Targets, call-backs and other objects are kept as they are.
-        values = OmegaConf.create(from_python(given), flags={"allow_objects": True})
-        config: Any = OmegaConf.merge(defaults, values)
-    except OmegaConfBaseException as error:
-        raise InputError(_one_line(error)) from error
+    # Targets, call-backs and other objects are kept as they are.
+    values = OmegaConf.create(from_python(given), flags={"allow_objects": True})
+    config: Any = OmegaConf.merge(defaults, values)
     _fill_by_name(config, [CONF])
-    return options_from(_values(config))
+    return options_from(_option_values(config))
 
 
 def _fill_from_table(config: DictConfig) -> None:
@@ -256,8 +273,9 @@ def _fill_from_table(config: DictConfig) -> None:
 
     The baseline is the geometric middle of the recorded batch sizes and of the rates.
     """
-    # A section that is null is refused with the other options.
-    if any(config[section] is None for section in ("budget", "batch_size", "lr", "baseline")):
+    # What is no section is refused with the other options.
+    sections = ("budget", "batch_size", "lr", "baseline")
+    if not all(OmegaConf.is_dict(config[section]) for section in sections):
         return
     # Other workloads need not wait for numpy.
     from bstune.trial.table import find_table
@@ -299,13 +317,13 @@ def _check_tunable(tunable: Any) -> None:
     """InputError for what a workload cannot say of the further values that ``tune`` may name."""
     entries = tunable.items() if OmegaConf.is_dict(tunable) else [("NAME", tunable)]
     for name, entry in entries:
-        if not OmegaConf.is_dict(entry):
+        if not OmegaConf.is_dict(entry) or not isinstance(entry.get("key", ""), str):
             raise InputError(
                 f"tunable.{name} must be {{key: KEY, low: LOW, high: HIGH}}, but got {entry}"
             )
 
 
-def _ranges(tune: Any, config: DictConfig) -> Any:
+def _ranges_of_tune(tune: Any, config: DictConfig) -> Any:
     """Give names that are tuned the workload's ranges of ``tunable``.
 
     Raises:
@@ -343,17 +361,18 @@ def _quoted(argument: str) -> str:
     name, equals, value = argument.partition("=")
     try:
         OverridesParser.create().parse_override(argument)
-    except HydraException as error:
+    # A ValueError is that of a number of more than 4,300 digits.
+    except (HydraException, ValueError) as error:
         # Lists, mappings and what is quoted already are meant as Hydra's own.
         if not equals or value[:1] in ("[", "{", "'", '"'):
-            problem = f"{argument} must be OPTION=VALUE as Hydra reads it"
-            raise InputError(_one_line(problem, error)) from error
+            line = f"options must be OPTION=VALUE as Hydra reads them, but got {argument}"
+            raise InputError(line) from error
         value = value.replace("'", "\\'")
         return f"{name}='{value}'"
     return argument
 
 
-def _composed(overrides: list[str]) -> DictConfig:
+def _compose_by_hydra(overrides: list[str]) -> DictConfig:
     """Compose by Hydra; InputError of one line for whatever it refuses."""
     try:
         with hydra.initialize_config_dir(str(CONF), **VERSION):
@@ -366,54 +385,45 @@ def _composed(overrides: list[str]) -> DictConfig:
         is_argument = name.partition(".")[0] in NODES
         line = f"there is no {name}: +{name}=VALUE adds it" if is_argument else unknown(name)
         raise InputError(line) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
-        raise InputError(f"{place}: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise InputError(_one_line("a config file is no YAML", error)) from error
-    # Hydra's parser of overrides and of defaults lists raises these.
-    except (ValueError, AssertionError) as error:
+    # Of a file, and of Hydra's parser of overrides and of defaults lists.
+    except (OSError, ValueError, AssertionError) as error:
         raise InputError(_one_line("the config cannot be composed", error)) from error
 
 
 def _one_line(*messages: object) -> str:
-    """Join messages in one line, without Hydra's search path, OmegaConf's keys, and secrets."""
+    """Join messages in one line, without Hydra's search path and OmegaConf's keys."""
     parts = []
     for message in messages:
         part = re.split(r"Config search path|\s+full_key:", str(message))[0]
         parts.append(" ".join(part.split()))
-    return hide_in_text(": ".join(filter(None, parts)))
+    return ": ".join(filter(None, parts))
 
 
-def _values(config: DictConfig) -> dict[str, Any]:
+def _option_values(config: DictConfig) -> dict[str, Any]:
     """Resolve the options of a config; nodes stay as they are written.
 
-    InputError for an option that is missing, and for a reference that leads nowhere.
+    InputError for an option that is missing; OmegaConf's error for a reference that leads nowhere.
     """
     plain: Any = OmegaConf.to_container(config)
-    absent = [missing(name) for name in _missing(plain, "")]
+    absent = [missing(name) for name in _missing_keys(plain, "")]
     if absent:
         raise InputError("\n".join(absent))
     # Groups of a project's own, such as paths, stand beside the options.
     of_project = set(re.findall(r"\$\{(\w+)", str(plain))) - Options.model_fields.keys()
     values = {}
-    try:
-        for key in plain:
-            value = plain[key] if key in NODES else config[key]
-            if OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value, resolve=True)
-            if key not in PARTS | of_project:
-                values[key] = value
-    except OmegaConfBaseException as error:
-        raise InputError(f"{error.full_key}: {_one_line(error)}") from error
+    for key in plain:
+        value = plain[key] if key in NODES else config[key]
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        if key not in PARTS | of_project:
+            values[key] = value
     return values
 
 
-def _missing(value: Any, name: str) -> Iterator[str]:
+def _missing_keys(value: Any, name: str) -> Iterator[str]:
     """Name the keys below one whose value has to be given."""
-    if value == "???":
+    if isinstance(value, str) and value == "???":
         yield name
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _missing(inner, f"{name}.{key}" if name else key)
+            yield from _missing_keys(inner, f"{name}.{key}" if name else key)

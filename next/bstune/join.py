@@ -12,18 +12,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from bstune.config import compose
 from bstune.core.errors import BstuneError, InputError, StudyError
+from bstune.core.records import Frozen
 from bstune.options import Options, options_from
 from bstune.recipe.hydra import recipe_of
 from bstune.run_study import study_trials
 from bstune.study.begin import begin
-from bstune.study.commands import COMMAND
-from bstune.study.make_plan import fixed_options
+from bstune.study.commands import COMMAND, Way
+from bstune.study.make_plan import OF_MACHINE, fixed_options
 from bstune.study.storage import StudyStorage, database_errors
 from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder
 from bstune.system.ticker import say
+
+
+class Shared(Frozen):
+    """What a study keeps for those who join it."""
+
+    way: Way
+    command: str
+    """That began it."""
+    workload: str | None = None
+    options: dict[str, Any] = {}
+    """Without those that whoever joins has of its own."""
+    began: float = 0.0
+    """By ``time.time()``."""
 
 
 def join(arguments: Sequence[str]) -> None:
@@ -46,8 +62,8 @@ def join(arguments: Sequence[str]) -> None:
     with database_errors(url, "failed"):
         storage = StudyStorage(url, name)
         try:
-            shared = storage.shared
-            options, workload = _of_study(shared, arguments, given)
+            shared = _shared(storage)
+            options, workload = _options_and_workload_here(shared, arguments, given)
             storage.check({**fixed_options(options), **workload.settings})
         except BstuneError:
             storage.discard()
@@ -56,15 +72,25 @@ def join(arguments: Sequence[str]) -> None:
         f"trials-{socket.gethostname()}-{os.getpid()}"
     )
     # A time limit counts from the study's own begin.
-    at = time.monotonic() - (time.time() - shared["began"])
+    at = time.monotonic() - (time.time() - shared.began)
     begun = begin(options, at, trains=workload.recipe is not None, log=log)
     # It trains all trials itself.
     list(study_trials(options, workload, begun, joins=True))
-    say(f"nothing is left to train; the answer: {shared['command']}")
+    say(f"nothing is left to train; the answer: {shared.command}")
 
 
-def _of_study(
-    shared: Mapping[str, Any], arguments: Sequence[str], given: Mapping[str, str]
+def _shared(storage: StudyStorage) -> Shared:
+    """What a storage has of its study; StudyError where it was not begun."""
+    try:
+        return Shared.model_validate(storage.shared)
+    except ValidationError as error:
+        raise StudyError(
+            "the storage does not tell how its study was begun: run the command that began it"
+        ) from error
+
+
+def _options_and_workload_here(
+    shared: Shared, arguments: Sequence[str], given: Mapping[str, str]
 ) -> tuple[Options, Workload]:
     """The options and the workload of a study, on this machine.
 
@@ -73,11 +99,11 @@ def _of_study(
         arguments: of this command.
         given: the options among them.
     """
-    command, of_study = shared["command"], shared["options"]
-    if shared["way"] != "command":
+    of_study = {name: it for name, it in shared.options.items() if name not in OF_MACHINE}
+    if shared.way != "command":
         raise StudyError(
-            f"the study was begun by {command}, which a worker cannot build: start the same script "
-            f"here, with the same storage"
+            f"the study was begun by {shared.command}, which a worker cannot build: start the same "
+            f"script here, with the same storage"
         )
     doubled = [key for key in given if key.lstrip("+").partition(".")[0] in of_study]
     if doubled:
@@ -85,7 +111,7 @@ def _of_study(
             f"{', '.join(doubled)}: the study has its own; give options of this machine, such as "
             f"device, threads, workers, output and data_root"
         )
-    composed = compose([f"+workload={shared['workload']}", *arguments])
+    composed = compose([f"+workload={shared.workload}", *arguments])
     options = options_from(composed.options.model_dump() | of_study)
     recipe = recipe_of(composed.parts, options) if composed.recipe else None
     composed = replace(composed, options=options, recipe=recipe)

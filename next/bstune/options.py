@@ -15,7 +15,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    FiniteFloat,
     Strict,
     ValidationError,
     model_validator,
@@ -28,7 +27,6 @@ from bstune.core.records import Budget, Frozen, Target
 from bstune.core.rules import DEFAULT_RULE, RULES, Rule
 from bstune.core.space import Number, Space, Tunable
 from bstune.system.console import guess
-from bstune.system.secrets import hide_in_text
 
 # Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
 MIXED_MULTIPLE = 8
@@ -47,18 +45,19 @@ MLFLOW_SCHEMES = (
 )
 
 
-def _number(value: Any) -> Any:
+def _refuse_bool_and_text(value: Any) -> Any:
     """Refuse what pydantic would turn into a number: True and '3'."""
     if isinstance(value, bool | str):
         raise ValueError("must be a number")
     return value
 
 
-def _target(value: Any) -> Any:
+def _parse_target(value: Any) -> Any:
+    """Read a target's text; Target and mapping stay."""
     return value if isinstance(value, Target | dict) else Target.parse(str(value))
 
 
-def _tune(value: Any) -> Any:
+def _check_tune(value: Any) -> Any:
     """Check names, or names with ranges; ValueError says what they must be."""
     if value is None:
         return None
@@ -73,23 +72,26 @@ def _tune(value: Any) -> Any:
                 f"and lr.high are the ranges of what each trial has"
             )
     for name, ends in value.items() if isinstance(value, dict) else ():
-        is_pair = isinstance(ends, list | tuple) and len(ends) == 2 and all(map(_is_number, ends))
+        is_pair = (
+            isinstance(ends, list | tuple) and len(ends) == 2 and all(map(_is_finite_number, ends))
+        )
         if not is_pair or ends[0] >= ends[1]:
             raise ValueError(f"must give {name} two finite numbers, the lower one first")
     return value
 
 
-def _is_number(value: Any) -> bool:
+def _is_finite_number(value: Any) -> bool:
+    """Whether it is one; True is none."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and math.isfinite(value)
 
 
-def _survey(value: Any) -> Any:
+def _off_as_word(value: Any) -> Any:
     """Take YAML's ``off``, which is a boolean, as the word."""
     return "off" if value is False else value
 
 
-def _tracking_uri(value: Any) -> Any:
+def _check_tracking_uri(value: Any) -> Any:
     """Refuse a scheme that mlflow has no store for; a folder has none."""
     scheme, is_uri, _ = str(value).partition("://")
     if is_uri and scheme.partition("+")[0] not in MLFLOW_SCHEMES:
@@ -100,15 +102,16 @@ def _tracking_uri(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
-Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]
-Positive = Annotated[FiniteFloat, BeforeValidator(_number), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(_refuse_bool_and_text), Field(ge=1, lt=2**63)]
+Seed = Annotated[int, BeforeValidator(_refuse_bool_and_text), Field(ge=0, lt=2**32)]
+Positive = Annotated[float, BeforeValidator(_refuse_bool_and_text), Field(gt=0)]
 Flag = Annotated[bool, Strict()]
-Text = Annotated[str, Field(min_length=1)]
-Values = dict[str, Annotated[int | FiniteFloat, BeforeValidator(_number)]]
+# No name of a file has a null character.
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Values = dict[str, Annotated[int | float, BeforeValidator(_refuse_bool_and_text)]]
 Node = dict[str, Any]
 
-# An option that nobody has to give: it is None until :func:`bstune.recipe.found.completed` has
+# An option that nobody has to give: it is None until :func:`bstune.recipe.found.fill_by_found` has
 # filled it, and only what comes later reads it.
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -200,7 +203,7 @@ class TrialOptions(BaselineOptions):
 class MlflowOptions(Section):
     """Where MLflow gets the study."""
 
-    uri: Annotated[Text | None, BeforeValidator(_tracking_uri)]
+    uri: Annotated[Text | None, BeforeValidator(_check_tracking_uri)]
     """MLflow's tracking URI; null: log nothing."""
     experiment: Text
     """MLflow's experiment."""
@@ -213,7 +216,7 @@ class Options(Section):
     """Name of the workload: a file of conf/workload, or of --config-dir."""
     objective: Objective
     """time, steps: least to the target; curve: critical batch size; metric: best in the budget."""
-    target: Open[Annotated[Target, BeforeValidator(_target)]]
+    target: Open[Annotated[Target, BeforeValidator(_parse_target)]]
     """Metric and goal, such as 'val/loss <= 0.1' or 'min val/loss'; null: found in the project."""
     budget: BudgetOptions
     """When a trial that does not reach the target ends."""
@@ -228,16 +231,16 @@ class Options(Section):
         f"null: linear for SGD, else {DEFAULT_RULE}."
     )
     tune: Annotated[
-        tuple[str, ...] | dict[str, tuple[Number, Number]] | None, BeforeValidator(_tune)
+        tuple[str, ...] | dict[str, tuple[Number, Number]] | None, BeforeValidator(_check_tune)
     ]
     """Further values to search: names of the workload's ranges, or names with ranges."""
     trials: Count | None
     """Configurations of the search; null: 32, all of a grid, or what wall_seconds allows."""
     wall_seconds: Positive | None
     """Time limit of this command in seconds, answer included; null: none."""
-    seeds: Annotated[int, BeforeValidator(_number), Field(ge=1, le=100)]
+    seeds: Annotated[int, BeforeValidator(_refuse_bool_and_text), Field(ge=1, le=100)]
     """New seeds on which the best configuration and the baseline run."""
-    workers: Annotated[int, BeforeValidator(_number), Field(ge=0)]
+    workers: Annotated[int, BeforeValidator(_refuse_bool_and_text), Field(ge=0, le=1000)]
     """Trials at once, a process with its share of the cores each; 0: in this process, to debug."""
     sampler: Literal["frontier", "tpe", "gp", "random", "qmc", "grid"]
     """What proposes configurations: frontier (the law); Optuna's tpe, gp, qmc, random; grid."""
@@ -277,7 +280,7 @@ class Options(Section):
     """Devices that share each batch equally; each has a process."""
     threads: Count | None
     """Threads of torch; null: those that the survey finds fastest, else torch's own number."""
-    survey: Annotated[Literal["auto", "off", "refresh"], BeforeValidator(_survey)]
+    survey: Annotated[Literal["auto", "off", "refresh"], BeforeValidator(_off_as_word)]
     """Measure memory and step times first; auto: where unknown; off: never; refresh: again."""
     survey_seconds: Positive
     """Most seconds of the survey."""
@@ -331,7 +334,7 @@ class Options(Section):
 RUNS_OF_ANSWER = 4
 
 
-def _section(name: str) -> type[Section] | None:
+def _section_model(name: str) -> type[Section] | None:
     """Give the model of a section of options; None for a name that is no section's."""
     field = Options.model_fields.get(name)
     annotation: Any = field and field.annotation
@@ -343,7 +346,7 @@ def _section(name: str) -> type[Section] | None:
 def option_meanings() -> Iterator[tuple[str, str]]:
     """Give each option's dotted name and its line of meaning, in the order of ``--help``."""
     for name, field in Options.model_fields.items():
-        section = _section(name)
+        section = _section_model(name)
         if section is None:
             yield name, field.description or ""
             continue
@@ -368,7 +371,7 @@ def options_from(values: Mapping[str, Any]) -> Options:
         for details in error.errors():
             name = _option_at(details["loc"])
             # Of the alternatives that a value may be, the first is told.
-            lines.setdefault(name, _mistake(name, details))
+            lines.setdefault(name, _line_of_mistake(name, details))
         raise InputError("\n".join(lines.values())) from error
     problems = list(_contradictions(options))
     if problems:
@@ -383,17 +386,17 @@ def own_target(target: str, objective: str) -> str:
 
 def _option_at(location: tuple[int | str, ...]) -> str:
     """Name the option that an error of pydantic lies in: it may lie deeper."""
-    depth = 1 if _section(str(location[0])) is None else 2
+    depth = 1 if _section_model(str(location[0])) is None else 2
     return ".".join(map(str, location[:depth]))
 
 
-def _mistake(name: str, details: ErrorDetails) -> str:
+def _line_of_mistake(name: str, details: ErrorDetails) -> str:
     """Write an error of pydantic as one line."""
     if details["type"] == "missing":
         return missing(name)
     if details["type"] == "extra_forbidden":
         return unknown(name)
-    section = _section(name)
+    section = _section_model(name)
     # A plain value stands in the place of a section.
     if section is not None:
         message = f"must have {', '.join(section.model_fields)}"
@@ -403,7 +406,7 @@ def _mistake(name: str, details: ErrorDetails) -> str:
         message = re.sub(r"^(Input|String) should|^Value error, must", "must", message)
         message = message.replace("greater than or equal to", "at least")
         message = message.replace("less than or equal to", "at most")
-    return hide_in_text(f"{name} {message}, but got {details['input']!r:.200}")
+    return f"{name} {message}, but got {details['input']!r:.200}"
 
 
 def missing(name: str) -> str:
@@ -463,7 +466,7 @@ def _contradictions(options: Options) -> Iterator[str]:
     if isinstance(options.tune, tuple):
         for name in options.tune:
             yield f"tune={name} has no range: give tune={{{name}: [LOW, HIGH]}}"
-    yield from _of_objective(options)
+    yield from _contradictions_of_objective(options)
     of_run = options.trial
     if of_run.steps and of_run.batch_size and options.budget_is_in_steps:
         most = options.budget.last_step(of_run.batch_size)
@@ -477,7 +480,7 @@ def _contradictions(options: Options) -> Iterator[str]:
         yield f"trial.{absent} is missing: give both batch size and learning rate"
 
 
-def _of_objective(options: Options) -> Iterator[str]:
+def _contradictions_of_objective(options: Options) -> Iterator[str]:
     """Say what contradicts the objective, a line each."""
     sizes = options.batch_size
     if options.objective == "curve" and sizes.low == sizes.high and sizes.low:
@@ -591,12 +594,15 @@ def with_question(own: Options, given: Mapping[str, Any]) -> Options:
     return checked.model_copy(update={"wall_seconds": own.wall_seconds})
 
 
-def differing(own: Options, other: Options) -> dict[str, Any]:
-    """The options that ``other`` has in place of ``own``, by their dotted names."""
+def differing(before: Options, after: Options) -> dict[str, Any]:
+    """The options of ``after`` that differ from those of ``before``, by their dotted names.
+
+    For the command that asks another question, and to refuse options that have no use.
+    """
     changes = {}
     for name in OPTION_NAMES:
-        mine, value = (reduce(getattr, name.split("."), one) for one in (own, other))
-        if value != mine:
+        old, value = (reduce(getattr, name.split("."), one) for one in (before, after))
+        if value != old:
             changes[name] = str(value) if isinstance(value, Target) else value
     return changes
 

@@ -12,7 +12,7 @@ from bstune.config import options_from_python
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Target
 from bstune.options import Options, differing, options_from
-from bstune.recipe.found import check_whole, fill_sizes
+from bstune.recipe.found import check_whole_ranges, fill_sizes
 from bstune.result import Result, ask_again
 from bstune.run_study import study_trials
 from bstune.study.begin import Begun
@@ -20,7 +20,7 @@ from bstune.study.commands import Commands, call_commands, for_any_best
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
 from bstune.study.workload import Workload, config_of
-from bstune.system.files import StudyFolder, claim_folder, discard
+from bstune.system.files import StudyFolder, claim_folder, discard, ensure_home
 from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
 
@@ -96,7 +96,7 @@ class Study:
         given = dict(options, target=target, baseline=baseline, batch_size=batch_size)
         checked = options_from_python(**{"study": name} | given, budget=budget)
         self._name = checked.study_name
-        self._options = _complete(checked)
+        self._options = _with_range(checked)
         self._folder = Path(checked.output)
 
     @property
@@ -113,10 +113,11 @@ class Study:
         return ask_again(self._folder, {})
 
     def __iter__(self) -> Iterator[Trial]:
+        """Yield trials until the answer is settled; asking for the next keeps the last's record."""
         settings = {"training": "a loop of one's own"}
         commands = call_commands("loop", self._name)
         told = set[str]()
-        with closing(driven(self._options, settings, commands)) as batches:
+        with closing(begin_driven_study(self._options, settings, commands)) as batches:
             for (asked,) in batches:
                 trial = asked.trial()
                 yield trial
@@ -134,13 +135,13 @@ class Study:
                     say(hint)
 
 
-def driven(
+def begin_driven_study(
     options: Options,
     settings: Mapping[str, object],
     commands: Commands,
     jobs: int = 1,
 ) -> Generator[list[AskedTrial], None, Result | None]:
-    """Claim the folder of a study whose trials somebody else trains, and begin it.
+    """Claim the folder of a study whose trials its caller trains, a loop or a Hydra sweep.
 
     Args:
         options: of the study, complete.
@@ -150,6 +151,7 @@ def driven(
     Returns:
         The trials, as of :func:`bstune.run_study.study_trials`.
     """
+    ensure_home()
     name = options.study_name
     if options.tunables:
         train = for_any_best(f"the configuration in {options.output}/best.yaml")
@@ -167,7 +169,7 @@ def driven(
     return study_trials(options, workload, begun, jobs)
 
 
-def _complete(options: Options) -> Options:
+def _with_range(options: Options) -> Options:
     """The options with the range of batch sizes; InputError for what is missing or has no use."""
     refuse_training(options, "your own loop")
     values = options.model_dump()
@@ -188,7 +190,7 @@ def _complete(options: Options) -> Options:
     if absent:
         names = ", ".join(example.partition("=")[0] for example in absent)
         raise InputError(f"{names} is missing: give it, as bstune.Study(..., {', '.join(absent)})")
-    check_whole(options.tunables, baseline.values or {})
+    check_whole_ranges(options.tunables, baseline.values or {})
     return options_from(values)
 
 

@@ -17,7 +17,7 @@ from bstune.core.records import Budget, Record, Target
 from bstune.options import with_question
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
-from bstune.report.compare import Comparison, compared
+from bstune.report.compare import Comparison, compare_results
 from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.commands import stored_commands
 from bstune.study.estimates import step_time_of
@@ -117,7 +117,7 @@ class Result(StudyResult):
         return module, trained
 
     def of_project(self, recipe: Recipe | None) -> "Result":
-        """Keep what trains its best."""
+        """Keep the recipe by which :meth:`train` trains; None: a result that was loaded."""
         self._recipe = recipe
         return self
 
@@ -144,7 +144,10 @@ class Result(StudyResult):
 
 def load(folder: str | Path) -> Result:
     """Read the result of a study from its folder; InputError if there is none."""
-    root = Path(folder)
+    try:
+        root = Path(folder)
+    except TypeError as error:
+        raise InputError(f"a study's folder must be a path, but got {folder!r:.100}") from error
     return Result(**read_result(root).model_dump(), folder=root)
 
 
@@ -211,8 +214,12 @@ def compare(
     Raises:
         InputError: a folder has no study, or they have two metrics or no sizes.
     """
+    if isinstance(studies, str) or not isinstance(studies, Sequence):
+        raise InputError(f"compare takes a list of studies, but got {studies!r:.100}")
+    if values is not None and not isinstance(values, Mapping):
+        raise InputError(f"values must be sizes by the studies' names, but got {values!r:.100}")
     results = [one if isinstance(one, Result) else load(one) for one in studies]
     names = [result.study for result in results]
     if len(set(names)) < len(names):
         names = [str(result.folder) for result in results]
-    return compared(dict(zip(names, results, strict=True)), over, values)
+    return compare_results(dict(zip(names, results, strict=True)), over, values)

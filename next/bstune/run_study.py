@@ -17,31 +17,37 @@ from typing import Any
 from bstune.core.records import Record
 from bstune.hardware.survey import Survey
 from bstune.options import Options
-from bstune.recipe.found import remembered
+from bstune.recipe.found import fill_by_stored
 from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.result import Result
-from bstune.study.advice import followed
+from bstune.study.advice import plan_with_more_seeds
 from bstune.study.analysis import StudyFacts, analyse
 from bstune.study.begin import Begun, begin, further_workers
-from bstune.study.deadline import Deadline, limited
+from bstune.study.deadline import Deadline, deadline_after_start
 from bstune.study.folder import TrialsFile, config_text, read_result, write_asked, write_study
 from bstune.study.loop import AskedTrial, Crew, HangWatch, Observer, asked_batches, train_here
-from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
+from bstune.study.machine import (
+    Machine,
+    kept_or_new_survey,
+    machine_of,
+    survey_seconds,
+    why_no_survey,
+)
 from bstune.study.make_plan import (
     fixed_options,
     fixed_place,
     plan_line,
     plan_of,
-    shared_by,
+    what_joining_needs,
     with_threads,
 )
 from bstune.study.plan import Plan
 from bstune.study.prepare import OfProject, prepare_project
 from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import StudyResult
-from bstune.study.storage import StudyStorage, database_errors, opened
+from bstune.study.storage import StudyStorage, database_errors, open_study
 from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, whole_file, write_text
 from bstune.system.interruption import interruptible
@@ -87,7 +93,7 @@ def study_trials(
     """Run a study step by step; trials that nothing here trains are yielded.
 
     :func:`run_study` calls it; so do ``bstune worker``, which joins a study, and
-    :func:`bstune.own_loop.driven`, for loops and Hydra jobs that train what is yielded.
+    :func:`bstune.own_loop.begin_driven_study`, for loops and Hydra jobs that train what is yielded.
 
     Args:
         options: of the study.
@@ -100,13 +106,13 @@ def study_trials(
     folder = StudyFolder(Path(options.output))
     name = options.study_name
     failed = "failed; the same command goes on with what is stored"
-    with ExitStack() as stack, database_errors(options.storage, failed):
+    with database_errors(options.storage, failed), ExitStack() as stack:
         begun = begun or begin(options, trains=workload.recipe is not None)
         stack.callback(begun.close)
         ticker, stopwatch = begun.ticker, Stopwatch(begun.at)
-        storage = stack.enter_context(opened(options.storage, name, folder))
+        storage = stack.enter_context(open_study(options.storage, name, folder))
         # A study that was begun goes on with what was found before.
-        options = with_threads(remembered(options, storage.setting))
+        options = with_threads(fill_by_stored(options, storage.setting))
         storage.check({**fixed_options(options), **workload.settings})
         options, project, machine, workload, deadline = _prepare_study(
             options, workload, begun, storage.setting, stopwatch
@@ -134,18 +140,18 @@ def study_trials(
         config = config_text(options, workload, project)
         if not joins:
             storage.settle(by_proxy=True)
-            storage.share(shared_by(options, machine, workload.commands, begun.at))
+            storage.share(what_joining_needs(options, machine, workload.commands, begun.at))
             write_asked(folder, config, machine)
         stopwatch.plan = plan
         progress = Progress(ticker, plan, storage.records())
         train = workload.train
         train_some = None
         if train is not None:
-            workers = _crew(stack, begun, options)
+            workers = _training_workers(stack, begun, options)
             jobs = max(len(workers), 1)
             watch = HangWatch(options.wall_seconds, options.trial_seconds)
             train_some = (
-                Crew(workers, train, watch, progress.begun).train
+                Crew(workers, train, watch, progress.trial_begins).train
                 if workers
                 else partial(_train_in_turn, train)
             )
@@ -171,13 +177,13 @@ def study_trials(
         )
         ticker.does("writing the answer")
         stopwatch.lap("answer")
-        result = _timed(result, stopwatch, folder)
+        result = _with_phases(result, stopwatch, folder)
         answer = _write_and_log(options, config, folder, result, records, machine, deadline)
         storage.show_answer(result.model_dump(mode="json", include=SHORT), render(result))
         return answer
 
 
-def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
+def _training_workers(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
     """The workers that train; a recorded run has none."""
     if begun.worker is None:
         return []
@@ -207,7 +213,7 @@ def _prepare_study(
     if worker is not None:
         begun.ticker.does("importing torch and lightning")
     machine = workload.machine or machine_of(options, worker)
-    deadline = limited(options.wall_seconds, begun.at, stopwatch.lap("start"))
+    deadline = deadline_after_start(options.wall_seconds, begun.at, stopwatch.lap("start"))
     project, preflight = OfProject(), 0.0
     if worker is not None and recipe is not None:
         if setting("target") is None:
@@ -247,12 +253,14 @@ def _with_survey(
     # A study that was begun keeps its number of threads.
     recipe = replace(workload.recipe, threads=options.threads)
     if survey is None:
-        why = without_survey(options, worker, seconds)
+        why = why_no_survey(options, worker, seconds)
         if why:
             say(f"no survey of memory and step times: {why}")
             return machine, recipe
         ticker.does("survey of memory and step times")
-        survey, was_kept = surveyed(machine, worker, recipe, options, workload.settings, seconds)
+        survey, was_kept = kept_or_new_survey(
+            machine, worker, recipe, options, workload.settings, seconds
+        )
         say(survey_line(survey, was_kept))
     recipe = replace(recipe, threads=survey.threads)
     if options.micro_batch_size == "auto":
@@ -294,7 +302,7 @@ def _train_until_settled(
         ticker.does("computing the answer")
         records = storage.records()
         result = analyse(study, records)
-        more = followed(study.plan, result, time.monotonic())
+        more = plan_with_more_seeds(study.plan, result, time.monotonic())
         is_stuck = not is_first and len(records) == before
         if more is None or is_stuck:
             return result, records
@@ -325,7 +333,7 @@ def _train_in_turn(train: Callable[[Trial], None], running: Sequence[AskedTrial]
         asked.record = train_here(asked, train)
 
 
-def _timed(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> StudyResult:
+def _with_phases(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> StudyResult:
     """A result with where the seconds went."""
     phases = stopwatch.phases
     # A command that had nothing to train leaves the result as it was.
@@ -359,10 +367,12 @@ def _write_and_log(
     write_study(folder, result, records)
     with whole_file(folder.figure) as file:
         curve_figure(result, records).savefig(file, format="png", dpi=150)
-    if machine.survey is not None and machine.survey.roofline is not None:
+    survey = machine.survey
+    if survey is not None and survey.roofline is not None:
         with whole_file(folder.roofline) as file:
-            roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
-    write_text(folder.page, page(result, records, config, machine.survey))
+            figure = roofline_figure(survey.roofline, survey.timings)
+            figure.savefig(file, format="png", dpi=150)
+    write_text(folder.page, page(result, records, config, survey))
     uri, experiment = options.mlflow.uri, options.mlflow.experiment
     is_late = deadline is not None and not deadline.allows_mlflow(time.monotonic())
     if uri is not None and is_late:

@@ -31,7 +31,7 @@ from bstune.core.errors import InputError
 from bstune.core.records import Spec, Target
 from bstune.own_loop import Study
 from bstune.recipe.recipe import resolve_device
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 from bstune.trial.trial import Trial, run_trial
 from bstune.workloads.batches import WholeBatches
 from bstune.workloads.datasets import load_cifar10
@@ -157,10 +157,12 @@ def run(
         raise InputError(f"train_examples must be at least {recipe.batch_size}, but got {n}")
 
     def loop(trial: Trial) -> float:
+        """Train a trial, of the study or the published one; its seconds."""
         torch.manual_seed(trial.seed)
         return train(trial, recipe, CifarNet(width, recipe), data)
 
     def published(seed: int, steps: int) -> dict[str, Any]:
+        """Train the published pair on a seed: a row."""
         spec = Spec(
             number=0,
             place="published",
@@ -181,7 +183,7 @@ def run(
     settings = {"device": name, "width": width, "n": n, "recipe": str(recipe)}
     settings["tested"] = len(tested)
     units: list[Unit] = [{"seed": seed} for seed in range(runs)]
-    rows = measured(
+    rows = measure_units(
         output / "rows.jsonl", settings, units, lambda unit: published(int(unit["seed"]), steps)
     )
     if trials:
@@ -262,7 +264,7 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
             continue
         clock.stop(step - trial.steps)
         began = time.perf_counter()
-        error = evaluated(network, data, recipe)
+        error = test_error(network, data, recipe)
         evaluation = time.perf_counter() - began
         if not trial.report(step, error, clock.seconds):
             break
@@ -418,7 +420,7 @@ def batches(data: Split, batch_size: int, recipe: Recipe) -> Iterator[tuple[Tens
 
 
 @torch.no_grad()
-def evaluated(network: CifarNet, data: Split, recipe: Recipe) -> float:
+def test_error(network: CifarNet, data: Split, recipe: Recipe) -> float:
     """Compute the error on the test images.
 
     The logits of the unsure ones are a weighted sum over views: of the image, of the image moved by

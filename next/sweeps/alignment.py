@@ -54,11 +54,11 @@ def run(
     ways: Ways = {}
     with torch.device(resolve_device(device)):
         for layer, dtype in product(layers, dtypes):
-            ways |= steps(layer, dtype)
+            ways |= layer_steps(layer, dtype)
     return timed(output, machine, ways, rounds, seconds)
 
 
-def steps(layer: Layer, dtype: str) -> Ways:
+def layer_steps(layer: Layer, dtype: str) -> Ways:
     """Steps of a layer; each call gives the gradients of inputs, weights and biases."""
     of_dtype = getattr(torch, dtype)
     group = f"{layer.rows} rows, {layer.inputs} inputs, {dtype}, GFLOP/s"

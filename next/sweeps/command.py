@@ -16,6 +16,8 @@ from bstune.system.console import guess, wrap
 from bstune.system.files import whole_file, write_text
 
 SWEEPS = {file.stem: file for file in sorted((CONF / "sweep").glob("*.yaml"))}
+# What a sweep's file has beside settings.
+OF_FILE = ("run", "source")
 
 
 def command(arguments: Sequence[str]) -> None:
@@ -39,13 +41,13 @@ def command(arguments: Sequence[str]) -> None:
         return
     module, function = settings.pop("run").split(".")
     source = settings.pop("source")
-    output = Path(settings.pop("output"))
     run = getattr(importlib.import_module(f"bstune.sweeps.{module}"), function)
     checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(run)
     try:
-        table, figure = checked(output=output, **settings)
+        table, figure = checked(**settings)
     except ValidationError as error:
         raise InputError(_mistakes(name, error)) from error
+    output = Path(settings["output"])
     write_text(output / "table.csv", table.to_csv(index=False))
     with whole_file(output / "figure.png") as picture:
         figure.savefig(picture, format="png", dpi=120)
@@ -66,7 +68,7 @@ def _settings(name: str, given: Sequence[str]) -> dict[str, Any]:
     for one in given:
         key, equals, value = one.partition("=")
         try:
-            if not equals:
+            if not equals or key in OF_FILE:
                 raise InputError(f"{name} takes SETTING=VALUE, but got {one}")
             OmegaConf.update(settings, key, OmegaConf.create(f"value: {value}").value)
         except (OmegaConfBaseException, yaml.YAMLError) as error:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 from bstune.sweeps.studies import train
 from bstune.system.ticker import say
 
@@ -107,7 +107,7 @@ def run(
         "options": options,
         "versions": [[rung.name, rung.epochs, rung.lr, *rung.set] for rung in rungs],
     }
-    rows = measured(output / "rows.jsonl", settings, units, trained)
+    rows = measure_units(output / "rows.jsonl", settings, units, trained)
     of_version = rows.groupby("rung", sort=False)
     table = of_version[["steps", "accuracy", "seconds"]].mean()
     table["to_94"] = of_version["to_94"].median()

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bstune.config import compose
 from bstune.core.records import Frozen
 from bstune.hardware.timing import time_sizes
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 from bstune.sweeps.studies import train
 from bstune.sweeps.timed import in_rounds
 from bstune.workloads.airfoil import AirfoilData
@@ -64,11 +64,11 @@ def run(
     """
     units: list[Unit] = [run.model_dump() for run in runs]
     loader = [f"data._target_={__name__}.loaders", f"+data.row_by_row={row_by_row}"]
-    trained = measured(
+    trained = measure_units(
         output / "rows.jsonl",
         {"row_by_row": row_by_row},
         in_rounds(units, seeds),
-        partial(_trained, loader),
+        partial(_train_unit, loader),
     )
     table = []
     figure = Figure(figsize=(11, 4.4), layout="constrained")
@@ -96,7 +96,7 @@ def run(
     return DataFrame(table), figure
 
 
-def _trained(loader: list[str], unit: Unit) -> dict[str, Any]:
+def _train_unit(loader: list[str], unit: Unit) -> dict[str, Any]:
     """Train a run on one seed: its losses by step, and the seconds of a step."""
     command = ["+workload=airfoil", *loader, f"trial.seed={unit['round']}"]
     command += [f"trial.{name}={unit[name]}" for name in ("batch_size", "lr", "steps")]

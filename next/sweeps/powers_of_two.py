@@ -27,7 +27,7 @@ from bstune.hardware.timing import time_sizes
 from bstune.report.figure import GREY, VERMILION
 from bstune.study.machine import STEPS
 from bstune.study.once import survey_once
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 from bstune.trial.worker import Worker, call, value_of
 
 # Seconds that the survey may take, and that a process may say nothing for.
@@ -85,7 +85,7 @@ def run(
         return {"largest_fit": survey.largest_fit, "threads": survey.threads}
 
     rows = output / "rows.jsonl"
-    found = measured(rows, settings, [{"memory_limit": memory_limit}], find_largest).iloc[0]
+    found = measure_units(rows, settings, [{"memory_limit": memory_limit}], find_largest).iloc[0]
     largest = int(found.largest_fit)
     pairs = [*pairs, (largest, 2 ** ((largest - 1).bit_length() - 1))]
     sizes = sorted({*batch_sizes, *chain(*pairs)})
@@ -105,7 +105,7 @@ def run(
                 raise InputError(f"batch size {size}: {timed.refused[size]}")
             return {"seconds": median(timed.visits[size])}
 
-        table = measured(rows, settings, visits(sizes, rounds, seed), step_time)
+        table = measure_units(rows, settings, visits(sizes, rounds, seed), step_time)
     by_round = table.pivot(index="round", columns="batch_size", values="seconds")
     compared = with_neighbours(batch_sizes)
     compared += [Comparison([one], [other], str(other)) for one, other in pairs]
@@ -149,16 +149,16 @@ def summary(seconds: DataFrame, compared: Sequence[Comparison], confidence: floa
     logs = np.log(1e6 * seconds / seconds.columns)
     results = []
     for size in logs:
-        results.append((str(size), "", "us", *np.exp(_mean(logs[size], confidence))))
+        results.append((str(size), "", "us", *np.exp(_mean_with_interval(logs[size], confidence))))
     each = 1.0 - (1.0 - confidence) / len(compared)
     for sizes, others, against in compared:
         more = logs[sizes].mean(axis=1) - logs[others].mean(axis=1)
         name = ", ".join(map(str, sizes))
-        results.append((name, against, "%", *100.0 * np.expm1(_mean(more, each))))
+        results.append((name, against, "%", *100.0 * np.expm1(_mean_with_interval(more, each))))
     return DataFrame(results, columns=["batch_size", "against", "unit", "value", "low", "high"])
 
 
-def _mean(values: Series, confidence: float) -> NDArray[np.float64]:
+def _mean_with_interval(values: Series, confidence: float) -> NDArray[np.float64]:
     """The mean, and the ends of its interval."""
     interval = stats.ttest_1samp(values, 0.0).confidence_interval(confidence)
     return np.array([values.mean(), interval.low, interval.high])

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 from bstune.sweeps.studies import train
 from bstune.system.files import write_text
 
@@ -40,7 +40,9 @@ def run(
     for seed, lr, batch_size in product(seeds, lrs, batch_sizes):
         units.append({"batch_size": batch_size, "lr": lr, "seed": seed})
     command = [f"+workload={workload}", *options]
-    rows = measured(output / "rows.jsonl", {"command": command}, units, partial(_trained, command))
+    rows = measure_units(
+        output / "rows.jsonl", {"command": command}, units, partial(_train_unit, command)
+    )
     # The seconds of a step are those of its batch size, whatever slowed a single run.
     of_size = rows.groupby("batch_size")["seconds_per_step"]
     rows["seconds_per_step"] = of_size.transform("median")
@@ -56,7 +58,7 @@ def run(
     return rows.drop(columns="metric"), figure
 
 
-def _trained(command: Sequence[str], unit: Unit) -> dict[str, Any]:
+def _train_unit(command: Sequence[str], unit: Unit) -> dict[str, Any]:
     """Train one run."""
     record = train([*command, *(f"trial.{name}={value}" for name, value in unit.items())])
     return {

@@ -17,7 +17,7 @@ from bstune.config import compose
 from bstune.core.errors import InputError
 from bstune.hardware.roofline import Roofline
 from bstune.study.once import survey_once
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 
 
 def run(output: Path, *, workloads: list[str], options: list[str]) -> tuple[pd.DataFrame, Figure]:
@@ -29,8 +29,8 @@ def run(output: Path, *, workloads: list[str], options: list[str]) -> tuple[pd.D
         options: of each survey, as on the command line.
     """
     units: list[Unit] = [{"workload": name} for name in workloads]
-    measure = partial(surveyed, options)
-    surveys = measured(output / "rows.jsonl", {"options": options}, units, measure)
+    measure = partial(survey_workload, options)
+    surveys = measure_units(output / "rows.jsonl", {"options": options}, units, measure)
     tables = {}
     figure = Figure(figsize=(4.2 * len(units), 3.8), layout="constrained")
     panels = figure.subplots(1, len(units), squeeze=False)[0]
@@ -51,7 +51,7 @@ def run(output: Path, *, workloads: list[str], options: list[str]) -> tuple[pd.D
     return pd.concat(tables, names=["workload"]).reset_index(), figure
 
 
-def surveyed(options: list[str], unit: Unit) -> dict[str, Any]:
+def survey_workload(options: list[str], unit: Unit) -> dict[str, Any]:
     """Survey a workload: its roofline and the seconds of its steps."""
     composed = compose([f"+workload={unit['workload']}", *options])
     survey, _ = survey_once(composed.options, composed.workload())

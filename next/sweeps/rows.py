@@ -9,11 +9,12 @@ from pandas import DataFrame
 
 from bstune.core.errors import InputError
 from bstune.system.files import append_line, read_text, write_text
+from bstune.system.secrets import hide
 
 Unit = Mapping[str, str | int | float]
 
 
-def measured(
+def measure_units(
     path: Path,
     settings: Mapping[str, Any],
     units: Iterable[Unit],
@@ -33,15 +34,19 @@ def measured(
     Raises:
         InputError: the rows are of other settings.
     """
+    settings = hide(settings)
     lines = read_text(path).split("\n") if path.exists() else [""]
     if lines.pop():
         write_text(path, "".join(line + "\n" for line in lines))
     if not lines:
         path.parent.mkdir(parents=True, exist_ok=True)
         append_line(path, json.dumps({"settings": settings}))
-    elif json.loads(lines[0]) != {"settings": settings}:
+    try:
+        kept = [dict(json.loads(line)) for line in lines]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} has lines that are no rows: give another output") from error
+    if kept and kept.pop(0) != {"settings": settings}:
         raise InputError(f"{path} has rows of other settings: give another output, or delete it")
-    kept = [json.loads(line) for line in lines[1:]]
     rows = []
     for unit in units:
         row = next((row for row in kept if unit.items() <= row.items()), None)

@@ -32,7 +32,7 @@ from bstune.core.space import Configuration, Space
 from bstune.search.decide import Proposal, propose
 from bstune.search.findings import predictions
 from bstune.search.posterior import sample_posterior
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 from bstune.system.ticker import say
 from bstune.trial.recorded_run import Outcome
 from bstune.trial.table import Table, find_table
@@ -224,6 +224,7 @@ def fastest(problem: Problem, records: Sequence[Record], seed: int) -> Record:
 
 
 def _value_of(problem: Problem, record: Record) -> float:
+    """What a trial took, in what is minimised."""
     cost = record.steps * (record.seconds_per_step or 0.0)
     return problem.value(cost, record.batch_size)
 
@@ -278,7 +279,7 @@ def by_optuna(
             values=space.values_at(places),
         )
         last_step = problem.question.budget.last_step(size)
-        end = worth = _worth(problem, size, patience * least)
+        end = worth = _last_step_worth_it(problem, size, patience * least)
         history = problem.outcome(asked, trial_seed(seed, number)).history
         reports = STEPS
         if hyperband:
@@ -302,7 +303,7 @@ def by_optuna(
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
 
 
-def _worth(problem: Problem, batch_size: int, value: float) -> int:
+def _last_step_worth_it(problem: Problem, batch_size: int, value: float) -> int:
     """The last step of a trial that may come to a value, within its budget."""
     steps = value / problem.value(problem.step_time(batch_size), batch_size)
     return max(1, int(min(steps * FOR_ROUNDING, problem.question.budget.last_step(batch_size))))
@@ -346,7 +347,7 @@ def by_smac(problem: Problem, seed: int, on_rule: bool) -> Asking:
             size = int(info.config["batch_size"])
             earlier = latest.get(info.config)
             last_step = math.ceil(budget.last_step(size) * info.budget / WHOLE)
-            last = min(last_step, _worth(problem, size, PATIENCE * least))
+            last = min(last_step, _last_step_worth_it(problem, size, PATIENCE * least))
             # What has ended, or is worth no further step, tells what is known.
             if earlier is None or (earlier.status == "pruned" and earlier.steps < last):
                 lr = lr_at(space, size, info.config[name], on_rule)
@@ -449,7 +450,7 @@ def run(
     for seed, table, objective, name in product(range(seeds), tables, objectives, searches):
         units.append({"table": table, "objective": objective, "search": name, "seed": seed})
     most = max(times)
-    rows = measured(output / "rows.jsonl", {"most": most}, units, partial(_searched, most))
+    rows = measure_units(output / "rows.jsonl", {"most": most}, units, partial(_search_unit, most))
     figure = Figure(figsize=(7 * len(objectives), 5), layout="tight")
     axes = dict(zip(objectives, figure.subplots(1, len(objectives), squeeze=False)[0], strict=True))
     spendings = [*times, *np.geomspace(1.0, most, 100)]
@@ -476,7 +477,7 @@ def run(
     return DataFrame(lines), figure
 
 
-def _searched(most: float, unit: Unit) -> dict[str, Any]:
+def _search_unit(most: float, unit: Unit) -> dict[str, Any]:
     """One search."""
     problem = Problem(find_table(str(unit["table"])), cast(Objective, unit["objective"]))
     name, *how = str(unit["search"]).split()

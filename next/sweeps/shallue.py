@@ -17,9 +17,9 @@ from pydantic import Field, NonNegativeInt
 from scipy.stats import ttest_ind
 
 from bstune.core.curve import REGIME_RATIO
-from bstune.core.records import ends
+from bstune.core.records import last_of_chains
 from bstune.report.compare_page import STEPS
-from bstune.report.figure import draw_legend, scale
+from bstune.report.figure import draw_legend, scale_axes
 from bstune.result import Result, load
 from bstune.search.findings import NEAR_OPTIMAL
 from bstune.sweeps.studies import study
@@ -81,7 +81,7 @@ def row(result: Result) -> dict[str, Any]:
         the smallest one whose predicted steps are at most 1.1 times the fewest, and its best rate.
         Where the study sought a best pair: it, its seconds and the near-optimal batch sizes.
     """
-    records = ends(result.records)
+    records = last_of_chains(result.records)
     count = sum(record.reached for record in records)
     values: dict[str, Any] = {"reached": count, "trials": len(records), "b_crit": math.nan}
     critical = result.critical
@@ -91,7 +91,7 @@ def row(result: Result) -> dict[str, Any]:
     values |= {"low": critical.interval.low, "high": critical.interval.high}
     if b_crit is not None and s_min is not None:
         values |= {"b_crit": b_crit, "s_min": s_min}
-        values["off_law"] = off_law(tuned(result), b_crit, s_min)
+        values["off_law"] = off_law(well_tuned_points(result), b_crit, s_min)
         values["perfect"] = critical.smallest <= b_crit / REGIME_RATIO
         values["maximal"] = critical.largest >= b_crit * REGIME_RATIO
     sizes, steps = np.array([(point.batch_size, point.steps) for point in result.curve]).T
@@ -109,7 +109,7 @@ def row(result: Result) -> dict[str, Any]:
     return values
 
 
-def tuned(result: Result) -> DataFrame:
+def well_tuned_points(result: Result) -> DataFrame:
     """Batch size and steps to target of well-tuned trials, their geometric means in each octave.
 
     These are the trials that reached the target with a rate within ``NEAR`` of the predicted best.
@@ -117,7 +117,7 @@ def tuned(result: Result) -> DataFrame:
     """
     log_sizes, log_rates = np.log([(one.batch_size, one.lr) for one in result.curve]).T
     points = []
-    for record in ends(result.records):
+    for record in last_of_chains(result.records):
         best = np.interp(math.log(record.batch_size), log_sizes, log_rates)
         if record.reached and abs(math.log(record.lr) - best) <= math.log(NEAR):
             points.append((record.batch_size, record.steps_to_target))
@@ -175,12 +175,12 @@ def figure(found: list[tuple[str, Result]]) -> Figure:
         if critical is None or critical.interval.value is None:
             continue
         steps_axes.axvline(critical.interval.value, linestyle=":", **line)
-        points = tuned(result)
+        points = well_tuned_points(result)
         dots = {"color": colours[name], "s": 14}
         steps_axes.scatter(points["batch_size"], points["steps"], **dots)
         points = points / [critical.interval.value, critical.s_min]
         law_axes.scatter(points["batch_size"], points["steps"], **dots)
-    scale(steps_axes, STEPS)
+    scale_axes(steps_axes, STEPS)
     sizes = np.geomspace(1.0 / REACH, REACH)
     law_axes.plot(sizes, 1.0 + 1.0 / sizes, color="black", linestyle="--", label="1 + B_crit/B")
     law_axes.axvspan(1.0 / REGIME_RATIO, REGIME_RATIO, color="0.95", zorder=0)

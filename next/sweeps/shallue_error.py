@@ -17,8 +17,8 @@ from scipy.stats import t as student
 
 from bstune.core.records import Budget
 from bstune.report.compare_page import STEPS
-from bstune.report.figure import draw_legend, scale
-from bstune.sweeps.rows import Unit, measured
+from bstune.report.figure import draw_legend, scale_axes
+from bstune.sweeps.rows import Unit, measure_units
 from bstune.sweeps.shallue import over_first
 from bstune.sweeps.studies import train
 from bstune.system.ticker import say
@@ -63,14 +63,14 @@ def run(
     def measure(unit: Unit) -> dict[str, Any]:
         say(", ".join(f"{name} {value}" for name, value in unit.items()))
         names = ("batch_size", "lr", "steps", "seed")
-        of_trial = [f"trial.{name}={unit[name]}" for name in names]
-        record = train([*common, *variants[str(unit["variant"])], *of_trial])
+        trial_options = [f"trial.{name}={unit[name]}" for name in names]
+        record = train([*common, *variants[str(unit["variant"])], *trial_options])
         return {"error": min(record.finite_values, default=math.inf), "status": record.status}
 
     def trainings(cells: DataFrame, seeds: list[int]) -> DataFrame:
         units = cells.merge(Series(seeds, name="seed"), how="cross").to_dict("records")
         settings = {"common": common, "variants": variants}
-        return measured(output / "rows.jsonl", settings, units, measure)
+        return measure_units(output / "rows.jsonl", settings, units, measure)
 
     both = Budget(steps=steps, examples=examples)
     budgets = [Budget(steps=1, examples=examples), Budget(steps=steps), both]
@@ -106,6 +106,6 @@ def figure(table: DataFrame) -> Figure:
             bars = rows["high"] - rows["mean"]
             axes.errorbar(rows["batch_size"], rows["mean"], bars, fmt="o-", capsize=3, label=budget)
         axes.set(title=variant, ylabel="least error within the budget")
-        scale(axes, STEPS)
+        scale_axes(axes, STEPS)
     draw_legend(drawn, all_axes)
     return drawn

@@ -12,6 +12,7 @@ from bstune.result import Result, load
 from bstune.run_study import run_study
 from bstune.study.once import train_once
 from bstune.system.files import StudyFolder, read_json, write_text
+from bstune.system.secrets import hide
 from bstune.system.ticker import say
 
 
@@ -32,16 +33,16 @@ def study(name: str, output: Path, arguments: Sequence[str]) -> Result:
     say(f"study {name}")
     folder = output / name
     asked = output / f"{name}.json"
-    if asked.exists() and read_json(asked) != [*arguments]:
+    given = hide([*arguments])
+    if asked.exists() and read_json(asked) != given:
         raise InputError(
             f"{folder} is a study of other settings: give another output, or delete it and {asked}"
         )
-    output.mkdir(parents=True, exist_ok=True)
-    write_text(asked, json.dumps([*arguments]))
     if StudyFolder(folder).result.exists():
         return load(folder)
     where = [f"study={name}", f"output={folder}", f"storage=sqlite:///{output}/studies.db"]
     composed = compose([*arguments, *where])
+    write_text(asked, json.dumps(given))
     return run_study(composed.options, composed.workload())
 
 

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from torch.utils.benchmark import Timer
 
 from bstune.study.machine import Machine
-from bstune.sweeps.rows import Unit, measured
+from bstune.sweeps.rows import Unit, measure_units
 
 Ways = dict[tuple[str, str], tuple[float, Callable[[], object]]]
 """Work, in billions, and the call that does it, by group and name.
@@ -45,7 +45,7 @@ def timed(
         return {"seconds": timer.blocked_autorange(min_run_time=seconds).median}
 
     settings = machine.model_dump(include={"device", "threads"})
-    rows = measured(output / "rows.jsonl", settings, in_rounds(units, rounds), measure)
+    rows = measure_units(output / "rows.jsonl", settings, in_rounds(units, rounds), measure)
     quartiles = rows.groupby(["group", "way"])["seconds"].describe()[["25%", "50%", "75%"]]
     quartiles.columns = ["low", "seconds", "high"]
     table = DataFrame(units).join(quartiles, on=["group", "way"])

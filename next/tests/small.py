@@ -56,9 +56,9 @@ class WithTest(Data):
 class Guarded(Data):
     """Data behind a token."""
 
-    def __init__(self, api_token):
+    def __init__(self, api_token, account):
         super().__init__()
-        self.api_token = api_token
+        self.given = api_token, account
 
 
 class Model(LightningModule):

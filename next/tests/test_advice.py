@@ -10,7 +10,7 @@ from search_records import QUESTION, SPACE, record
 from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.study import advice
-from bstune.study.advice import for_curve, off_law, searched_range, warnings_of
+from bstune.study.advice import off_law, searched_range, warnings_of, what_narrows_b_crit
 from bstune.study.plan import Plan
 from bstune.study.result import Searched
 
@@ -66,7 +66,7 @@ def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(to_add, expec
 @pytest.mark.parametrize("runs, seeds", [(1, 3), (3, 6)])
 def test_new_seeds_that_were_not_run_are_asked_for(runs, seeds):
     other = confirmed(118, 1.18, (52, 55, 61)[:runs], 0.0331)
-    assert advice.missing(PLAN, None, other, None, [record()])[1] == {"seeds": seeds}
+    assert advice.what_is_missing(PLAN, None, other, None, [record()])[1] == {"seeds": seeds}
 
 
 @cases("""
@@ -106,7 +106,7 @@ ends | to_add | largest | expected
 """)
 def test_what_narrows_b_crit(ends, to_add, largest, expected):
     found = critical(*ends).model_copy(update={"largest": largest})
-    got = for_curve(CURVE_PLAN, "s", found, missing(*to_add), [record()])
+    got = what_narrows_b_crit(CURVE_PLAN, "s", found, missing(*to_add), [record()])
     assert (got and got[1]) == expected
 
 

@@ -11,7 +11,7 @@ from refusals import cases
 from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.core.space import Configuration, Space
-from bstune.study.advice import followed
+from bstune.study.advice import plan_with_more_seeds
 from bstune.study.analysis import StudyFacts, analyse, is_near_trials
 from bstune.study.commands import Commands
 from bstune.study.deadline import Deadline
@@ -230,7 +230,7 @@ null | 50.0 | false
 def test_a_time_limit_is_used_up_before_an_answer_is_left_open(seconds, now, follows):
     open_one = study(deadline=Deadline(0.0, seconds) if seconds else None)
     result = analyse(open_one, with_seeds(BEST, (55, 60, 50)))
-    more = followed(open_one.plan, result, now)
+    more = plan_with_more_seeds(open_one.plan, result, now)
     assert (more and more.seeds) == (result.next_options["seeds"] if follows else None)
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from bstune.core.errors import InputError
-from bstune.trial.batches import micro_batches, rebatch, rng_state, validation_in
+from bstune.trial.batches import micro_batches, rebatch, rng_state, validation_in_batches
 from bstune.trial.trial import BatchSizeRefused
 
 # On a machine with one processor torch advises on the number of a loader's processes.
@@ -167,12 +167,12 @@ def test_a_batch_is_at_most_the_data(sampler):
     pair = [DataLoader(DATA, 8), DataLoader(DATA, 8)]
     for given, parts in ((Batches(DATA, 4), None), (pair, micro_batches(8, 4))):
         with pytest.raises(BatchSizeRefused):
-            list(rebatch(given, 8, 1, parts, follows=True))
+            list(rebatch(given, 8, 1, parts, made_for_size=True))
     with pytest.raises(BatchSizeRefused, match="multiples of 2"):
         micro_batches(7, None, 0, 2)
 
 
-FOLLOWS = {"follows": True}
+FOLLOWS = {"made_for_size": True}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_streams_give_whole_batches(loader, options, sizes, epoch):
     passes = [[tree_leaves(batch)[0] for batch in given] for _ in range(3)]
     assert [[len(batch) for batch in batches] for batches in passes] == 3 * [sizes]
     assert (given.epoch.examples, given.epoch.steps) == epoch
-    rest = rebatch(loader, 8, seed=1, first=len(sizes) + 1, **options)
+    rest = rebatch(loader, 8, seed=1, batches_had=len(sizes) + 1, **options)
     drawn = next(itertools.chain(rest, rest))
     assert torch.equal(tree_leaves(drawn)[0], passes[1][1])
 
@@ -214,11 +214,13 @@ def test_several_loaders():
 
 def test_validation_in_other_batches():
     loaders = [DataLoader(DATA, 7, collate_fn=doubled), DataLoader(Stream(), 7)]
-    assert [[len(batch) for batch in one] for one in validation_in(loaders, 8)] == 2 * [[8, 8]]
+    assert [[len(batch) for batch in one] for one in validation_in_batches(loaders, 8)] == 2 * [
+        [8, 8]
+    ]
     with pytest.raises(BatchSizeRefused):
-        validation_in(loaders, 21)
+        validation_in_batches(loaders, 21)
     with pytest.raises(InputError):
-        validation_in(range(9), 8)
+        validation_in_batches(range(9), 8)
 
 
 class Augmented(Dataset):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from refusals import cases
+from refusals import cases, refused
 from results import critical, of_curve
 from scipy.stats import linregress
 from scipy.stats import t as student
@@ -13,7 +13,7 @@ import bstune
 from bstune.__main__ import main
 from bstune.core.errors import InputError
 from bstune.core.records import Target
-from bstune.report.compare import compared, quotient
+from bstune.report.compare import compare_results, quotient
 from bstune.study.result import Interval
 
 
@@ -43,7 +43,7 @@ def test_a_quotient_adds_the_squared_distances_of_the_ends(above, below, low, hi
 def test_the_power_law_is_a_regression_of_logs():
     sizes, values = [1e5, 3e5, 1e6, 4e6], [50, 120, 140, 400]
     studies = {f"s{k}": a_study(value) for k, value in enumerate(values)} | {"none": a_study()}
-    law = compared(studies, "width", {f"s{k}": size for k, size in enumerate(sizes)}).law
+    law = compare_results(studies, "width", {f"s{k}": size for k, size in enumerate(sizes)}).law
     reference = linregress(np.log(sizes), np.log(values))
     half = student.ppf(0.95, 2) * reference.stderr
     ends = reference.slope, reference.slope - half, reference.slope + half
@@ -55,7 +55,7 @@ def test_the_power_law_is_a_regression_of_logs():
 
 def test_ratios_and_differences():
     second = a_study(100, workload="v", target=Target("val/loss", 0.2, "min"))
-    found = compared({"a": a_study(50), "b": second})
+    found = compare_results({"a": a_study(50), "b": second})
     ((value, low, high),) = [
         (one.ratio.value, one.ratio.low, one.ratio.high) for one in found.ratios
     ]
@@ -81,7 +81,21 @@ def test_ratios_and_differences():
 def test_what_cannot_be_compared(second, over, values):
     studies = {"a": a_study(50)} | ({"b": second} if second else {})
     with pytest.raises(InputError):
-        compared(studies, over, values)
+        compare_results(studies, over, values)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: bstune.load(3), "path, 3"),
+        (lambda: bstune.compare(3), "list, 3"),
+        (lambda: bstune.compare("ab"), "list, ab"),
+        (lambda: bstune.compare(["a", None], values=3), "values, 3"),
+    ],
+)
+def test_arguments_of_other_kinds(call, words):
+    with refused(words):
+        call()
 
 
 def test_the_verb_and_the_call(tmp_path, capsys):
@@ -89,7 +103,9 @@ def test_the_verb_and_the_call(tmp_path, capsys):
     for name, value in (("a", 50), ("b", 100)):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "curve.json").write_text(a_study(value, study=name).model_dump_json())
+        # Names are no mathematics.
+        study = a_study(value, study=f"{name} $\\frac{{$")
+        (folder / "curve.json").write_text(study.model_dump_json())
         folders.append(str(folder))
     assert main(["compare", *folders, "--json", "--output", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out

@@ -1,14 +1,16 @@
 """Command lines: what they compose to, and the line that each mistake ends with."""
 
+import os
+
 import pytest
 import yaml
 from refusals import cases, refused
 
-from bstune.config import CONF, compose, split
+from bstune.config import CONF, compose, jobs_of_sweep
 from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import OPTION_NAMES
-from bstune.recipe.hydra import resolved
+from bstune.recipe.hydra import resolve_nodes
 from bstune.recipe.recipe import settings_of
 
 OWN = """
@@ -32,6 +34,9 @@ FILES = {
     "alone": OWN[OWN.index("data:") :],
     "reference": OWN + "study: ${nowhere}\n",
     "secret": OWN.replace("root:", "api_key: s3cret, root:"),
+    "schedule": OWN + "schedule: ${nowhere}\n",
+    "by_name": OWN + "algorithm: latin\n",
+    "number": "3\n",
     "ranges": OWN.replace("{key: module.dropout, low: 0, high: 0.5}", "[0, 0.5]"),
     "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
 }
@@ -45,6 +50,9 @@ def folder(tmp_path_factory):
     for name, text in FILES.items():
         (folder / "workload" / f"{name}.yaml").write_text(text)
     (folder / "workload" / "latin.yaml").write_bytes(b"target: \xe4\n")
+    (folder / "algorithm").mkdir()
+    (folder / "algorithm" / "latin.yaml").write_bytes(b"x: \xe4\n")
+    os.mkfifo(folder / "workload" / "pipe.yaml")
     return folder
 
 
@@ -103,7 +111,7 @@ def test_a_workload_on_a_base(folder, spelling):
 
 def test_groups_of_a_projects_own_stand_beside_the_options(folder):
     found = composed(folder, "paths.root=/e", workload="tree")
-    assert resolved(found.parts, {}, settings_of(8, 0.1, 9), "cpu")["data"]["root"] == "/e/own"
+    assert resolve_nodes(found.parts, {}, settings_of(8, 0.1, 9), "cpu")["data"]["root"] == "/e/own"
 
 
 def test_cfg_shows_the_resolved_config_without_secrets(folder):
@@ -136,7 +144,7 @@ command | folders
 +workload=a,b seed=3 output=o | [o/a, o/b]
 """)
 def test_a_sweep_is_a_study_a_folder(command, folders):
-    assert list(split(command.split())) == folders
+    assert list(jobs_of_sweep(command.split())) == folders
 
 
 @cases(
@@ -150,7 +158,7 @@ command | words
 )
 def test_a_sweep_that_cannot_be_split(command, words):
     with refused(words):
-        split(command.split())
+        jobs_of_sweep(command.split())
 
 
 @cases(
@@ -163,6 +171,7 @@ command | words
 +workload=own module.depth=3 | +module.depth=VALUE
 +workload=own ~target | target is missing
 +workload=own batch_size.low=[1,2 | batch_size.low, OPTION=VALUE
++workload=own +module.token={word | module.token=***
 +workload=own --cfg hydra | cfg, hydra, job
 +workload=own --multirun | --multirun
 +workload=own --config-dir /nowhere | --config-dir, /nowhere
@@ -171,9 +180,14 @@ command | words
 +workload=reference | study, nowhere
 +workload=ranges | tunable.dropout, [0, 0.5], low:
 +workload=broken | broken.yaml, line 3
-+workload=latin | YAML
++workload=latin | utf-8
++workload=number | int
++workload=pipe | pipe
++workload=schedule | schedule, nowhere
++workload=by_name | YAML
 +workload=replay | table is missing
 +workload=replay table=nope | nope, fashion_mlp
++workload=replay table=fashion_mlp budget=3 | budget, steps
 +workload=replay table=fashion_mlp schedule_ends=true | schedule_ends, fashion_mlp
 """,
     str,
@@ -181,6 +195,14 @@ command | words
 def test_mistakes(folder, command, words):
     with refused(words):
         compose(["--config-dir", str(folder), *command.replace("-", "", command == "-").split()])
+
+
+def test_values_that_no_config_holds(folder, tmp_path):
+    with refused("survey_seconds, 999"):
+        composed(folder, f"survey_seconds={'9' * 5000}")
+    (tmp_path / "best.yaml").write_text("trial: {lr: 2001-01-01}")
+    with refused("trial.lr, 2001"):
+        composed(folder, f"trial={tmp_path}/best.yaml")
 
 
 def test_a_mistake_shows_no_password(folder):

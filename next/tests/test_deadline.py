@@ -61,7 +61,7 @@ def test_what_goes_on_is_the_running_trial():
     lines = []
     ticker = Ticker(lines.append)
     progress = Progress(ticker, plan(), [], lines.append)
-    progress.begun(SEARCHED[1], lambda: "step 30 of 60, val/loss 0.21")
+    progress.trial_begins(SEARCHED[1], lambda: "step 30 of 60, val/loss 0.21")
     assert "step 30 of 60, val/loss 0.21" in ticker.doing()
     progress.finished(SEARCHED[1])
     assert "step 30" not in ticker.doing()

@@ -1,7 +1,7 @@
 import pytest
 from results import BASELINE, BEST, STATES, records, result
 
-from bstune.core.records import Target, ends
+from bstune.core.records import Target, last_of_chains
 from bstune.report.figure import curve_figure
 
 
@@ -40,7 +40,11 @@ def test_the_metric_s_figure_has_the_runs_to_the_budget_s_end():
 def test_marks_stand_at_the_values_of_the_result():
     figure = curve_figure(result(), records())
     # Trials are the ends of chains, without new seeds.
-    trials = [one for one in ends(records()) if one.role != "new seed" and one.status == "pruned"]
+    trials = [
+        one
+        for one in last_of_chains(records())
+        if one.role != "new seed" and one.status == "pruned"
+    ]
     marks = [(one.batch_size, one.steps_to_target) for one in trials]
     assert points(figure, 0, "trial that ended earlier: a bound") == marks
     for panel, field in enumerate(("steps", "seconds", "lr")):

@@ -27,8 +27,9 @@ def test_a_whole_file_replaces_the_one_before(tmp_path):
         file.writelines([b"half", None])
     assert files.read_text(path) == "né"
     assert os.listdir(path.parent) == ["a.ckpt"]
-    files.write_text(path, "a: &x {c: yes}\nb: *x")
-    assert files.read_yaml(path) == {"a": {"c": True}, "b": {"c": True}}
+    # A date is a text.
+    files.write_text(path, "a: &x {c: yes, d: 2001-99-99}\nb: *x")
+    assert files.read_yaml(path) == {key: {"c": True, "d": "2001-99-99"} for key in "ab"}
 
 
 def make_link(path, other):
@@ -67,6 +68,22 @@ def test_what_is_no_file_is_not_written(tmp_path, write, make):
     assert sorted(os.listdir(tmp_path)) == ["a", "other"]
 
 
+def test_a_user_without_a_name_has_a_home(monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    files.ensure_home()
+    assert os.access(os.path.expanduser("~"), os.W_OK)
+
+
+def test_a_name_that_is_too_long_is_not_written(tmp_path):
+    for write in (files.write_text, files.append_line):
+        with refused("xxx", StudyError):
+            write(tmp_path / ("x" * 300), "text")
+
+
 @pytest.mark.parametrize("there", [None, [], [".study.json.1a2b.partial"]])
 def test_a_free_folder_is_claimed_and_kept(tmp_path, there):
     folder = StudyFolder(tmp_path / "runs" / "digits")
@@ -79,6 +96,20 @@ def test_a_free_folder_is_claimed_and_kept(tmp_path, there):
     claim_folder(folder, "digits", URL.replace("pw", "new"))
     owner = json.loads(folder.owner.read_text())
     assert (owner["study"], owner["storage"]) == ("digits", "postgresql://me:***@host/db")
+
+
+@pytest.mark.parametrize("name", ["trials.log", "checkpoints", "best/last.ckpt"])
+def test_a_link_that_leads_out_of_a_folder_is_refused(tmp_path, name):
+    folder = StudyFolder(tmp_path / "out")
+    claim_folder(folder, "digits", URL)
+    path = folder.root / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(folder.owner)
+    claim_folder(folder, "digits", URL)
+    path.unlink()
+    path.symlink_to(tmp_path / "missing")
+    with refused(str(path), StudyError):
+        claim_folder(folder, "digits", URL)
 
 
 OWNER = '{"schema_number": %d, "study": "%s", "storage": "sqlite:///a.db"}'
@@ -115,7 +146,9 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(
         (files.read_text, "x" * 3001),
         (files.read_text, "\udcff"),
         (files.read_json, "[" * 3000),
-        (files.read_yaml, "a: 2001-99-99"),
+        (files.read_yaml, "a: 1" + 200 * ":1"),
+        (files.read_yaml, "a: !!int x"),
+        (files.read_yaml, "a: !!set {b}"),
         (files.read_yaml, "!!python/object/apply:os.getcwd []"),
         (files.read_yaml, "[" * 3000),
         (files.read_yaml, f"&a [{'1,' * 1000} *a]"),

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from refusals import refused
 from results import STATES, records, result
 
 from bstune.core.errors import InputError
-from bstune.study.folder import RESULT_LIMIT_BYTES, read_records, read_result
+from bstune.study.folder import MOST_RECORDS, read_records, read_result
+from bstune.system.files import JSON_LIMIT_BYTES
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,7 +35,9 @@ def dumped(**changes):
         (dumped(schema_number=2), "schema number 1, but has 2"),
         (dumped(verdict="maybe"), "verdict"),
         (dumped(best={"lr": 1}), "best.batch_size"),
-        (" " * (RESULT_LIMIT_BYTES + 1), f"{RESULT_LIMIT_BYTES:,}"),
+        (dumped(parameters=math.inf), "parameters"),
+        (dumped(spent={"training": math.inf, "other": 0}), "spent.training"),
+        (" " * (JSON_LIMIT_BYTES + 1), f"{JSON_LIMIT_BYTES:,}"),
     ],
 )
 def test_a_broken_result_is_refused_in_one_line(text, told, tmp_path):
@@ -47,6 +51,12 @@ def test_a_broken_record_is_refused_with_its_line(tmp_path):
     good = records()[0].model_dump_json()
     (tmp_path / "trials.jsonl").write_text(f'{good}\n{{"number": 1}}\n')
     with pytest.raises(InputError, match=r"trials\.jsonl, line 2, is no trial: "):
+        read_records(tmp_path)
+
+
+def test_more_records_than_an_answer_can_be_computed_from_are_refused(tmp_path):
+    (tmp_path / "trials.jsonl").write_text("1\n" * (MOST_RECORDS + 1))
+    with refused(f"{MOST_RECORDS:,}"):
         read_records(tmp_path)
 
 

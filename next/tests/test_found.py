@@ -8,10 +8,10 @@ from bstune.config import options_from_python
 from bstune.recipe.found import (
     Found,
     chosen_metric,
-    completed,
-    direction,
-    piloted,
-    remembered,
+    fill_by_found,
+    fill_by_pilot,
+    fill_by_stored,
+    mode_by_name,
     target_of,
 )
 
@@ -40,7 +40,7 @@ glossary | null
 neg_log_loss | null
 """)
 def test_direction_by_name(metric, mode):
-    assert direction(metric) == mode
+    assert mode_by_name(metric) == mode
 
 
 @cases(
@@ -66,7 +66,7 @@ def listed(cell):
 
 def complete(found=TOLD, given=None, **changes):
     options = options_from_python(workload="own", **(given or {}))
-    return completed(options, found.model_copy(update=changes), lambda options: repr(options))
+    return fill_by_found(options, found.model_copy(update=changes), lambda options: repr(options))
 
 
 @cases(
@@ -133,9 +133,9 @@ def test_a_metric_that_does_not_improve(history):
 
 def test_a_begun_study_goes_on_with_what_was_found():
     options, _ = complete(given={"batch_size": {"high": 9000}})
-    options, _ = piloted(options, TOLD, [(100, 0.9), (200, 0.5), (300, 0.45)])
+    options, _ = fill_by_pilot(options, TOLD, [(100, 0.9), (200, 0.5), (300, 0.45)])
     assert options.budget.last_step(64) == 600
     stored = options.model_dump(mode="json") | {"target": str(options.target), "examples": 1500}
     again = options_from_python(workload="own", batch_size={"high": 9000})
-    assert remembered(again, stored.get) == options
-    assert remembered(again, {}.get) == again
+    assert fill_by_stored(again, stored.get) == options
+    assert fill_by_stored(again, {}.get) == again

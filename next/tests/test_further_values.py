@@ -20,7 +20,7 @@ from test_run import tune
 from bstune.core.errors import BstuneError
 from bstune.core.space import Tunable
 from bstune.options import options_from
-from bstune.recipe.found import completed
+from bstune.recipe.found import fill_by_found
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
@@ -117,11 +117,11 @@ def test_python_projects_get_them(module, of_today, of_survey):
     given = {} if of_today else {"baseline.values": {"dropout": 0.4}}
     if given:
         with refused("baseline.values, no default of dropout is, {'dropout': 0.25}"):
-            completed(tuning(), found, str)
-    baseline = completed(tuning(**given), found, str)[0].baseline
+            fill_by_found(tuning(), found, str)
+    baseline = fill_by_found(tuning(**given), found, str)[0].baseline
     assert baseline.values == {"dropout": of_today or 0.4}
     with refused("baseline.values, dropout, width"):
-        completed(tuning(**{"baseline.values": {"width": 3}}), found, str)
+        fill_by_found(tuning(**{"baseline.values": {"width": 3}}), found, str)
 
 
 def test_what_nothing_takes_is_refused():
@@ -137,7 +137,7 @@ def test_what_nothing_takes_is_refused():
     # A dropout of 0 to 1 would be 0 or 1.
     found = TOLD.model_copy(update={"values": {"dropout": 0.0}})
     with refused("dropout, [0.0, 1.0]"):
-        completed(tuning(tune={"dropout": (0, 1)}), found, str)
+        fill_by_found(tuning(tune={"dropout": (0, 1)}), found, str)
 
 
 @cases(
@@ -163,9 +163,15 @@ def test_a_command_line_names_them(folder):  # noqa: F811
             composed(folder, f"tune=[{name}]")
     with refused("recorded"):
         composed(folder, "table=fashion_mlp", "tune={a: [0, 1]}", workload="replay")
-    (folder / "other.yaml").write_text("trials: 3\n")
-    with refused("trial=, other.yaml, best.yaml"):
-        composed(folder, f"trial={folder}/other.yaml")
+    # Nothing in a file of another study is resolved.
+    for text, words in (
+        ("trials: 3", "trial=, other.yaml, best.yaml"),
+        ("trial: {batch_size: 16, lr: '${oc.env:HOME}'}", "trial.lr, ${oc.env:HOME}"),
+        ("trial: {batch_size: 16, lr: 1, 5: 6}", "trial"),
+    ):
+        (folder / "other.yaml").write_text(text)
+        with refused(words):
+            composed(folder, f"trial={folder}/other.yaml")
 
 
 def test_a_study_of_them(tmp_path):

@@ -20,7 +20,7 @@ from search_records import history, spec
 
 import bstune
 from bstune.core.records import Target
-from bstune.integrations.hydra_params import read_sweep, renamed
+from bstune.integrations.hydra_params import options_by_our_names, read_sweep
 from bstune.integrations.hydra_sweeper import report
 from bstune.study.folder import read_records
 from bstune.trial.trial import Trial
@@ -62,7 +62,7 @@ def read(tmp_path_factory):
         loader = GlobalHydra.instance().config_loader()
 
         def read_words(words, **given):
-            known = {"study": "s"} | renamed(given)
+            known = {"study": "s"} | options_by_our_names(given)
             return read_sweep(known, words, config, loader)
 
         yield read_words
@@ -243,7 +243,11 @@ def test_a_config_of_hydras_optuna_sweeper_changed_in_one_line(tmp_path):
 
 def test_three_failures_in_a_row_end_it_with_the_users_own_error(tmp_path):
     folder = application(tmp_path, "hydra_number")
-    words = ["hydra/sweeper=bstune", "hydra.sweeper.n_jobs=1", "fault=raise", *HERE]
+    guarded = "+hydra.sweeper.mlflow.uri=http://me:hunter2@127.0.0.1:1"
+    words = ["hydra/sweeper=bstune", "hydra.sweeper.n_jobs=1", "fault=raise", guarded, HERE[1]]
     status, printed, jobs = run(folder, *words)
     assert (status, jobs) == (1, 3)
     assert printed.splitlines()[-1] == "ValueError: no such column (train.py:17)"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert "multirun.yaml" in [path.name for path in files]
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -50,7 +52,7 @@ def import_compiled():
 
 
 def log_anyway():
-    with suppress(Exception):
+    with suppress(BaseException):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -58,6 +60,35 @@ def log_anyway():
 def test_what_catches_a_signal_does_not_hide_it(hide):
     with pytest.raises(Interrupted), interruptible():
         hide()
+
+
+def go_on(went_on):
+    with suppress(Exception):
+        signal.raise_signal(signal.SIGINT)
+    went_on.append(True)
+
+
+def test_what_takes_exceptions_for_its_own_does_not_go_on():
+    went_on = []
+    with pytest.raises(Interrupted), interruptible():
+        go_on(went_on)
+    assert not went_on
+
+
+def drop():
+    """In a weak reference's call-back Python drops what is raised."""
+    kept = threading.Event()
+    reference = weakref.ref(kept, lambda _: signal.raise_signal(signal.SIGINT))
+    del kept
+    threading.Event().wait(30)
+    return reference
+
+
+def test_an_interruption_that_python_drops_comes_again():
+    began = time.monotonic()
+    with pytest.raises(Interrupted), interruptible():
+        drop()
+    assert time.monotonic() - began < 10
 
 
 def test_a_second_signal_kills():

@@ -19,6 +19,8 @@ def begun(tmp_path_factory):
     own(folder)
     one_run(folder)
     assert main([*command(folder), "trials=1", "seeds=1"]) == 0
+    # A worker may come before the study has begun.
+    optuna.create_study(study_name="starts", storage=url)
     for name in ("foreign", "later", "python"):
         optuna.create_study(study_name=name, storage=url).set_user_attr("by", "someone")
     study = optuna.load_study(study_name="later", storage=url)
@@ -26,6 +28,9 @@ def begun(tmp_path_factory):
     study = optuna.load_study(study_name="python", storage=url)
     study.set_user_attr("settings", {"schema": 1})
     study.set_user_attr("shared", {"command": "bstune.tune(...)", "way": "tune", "options": {}})
+    study = optuna.create_study(study_name="untold", storage=url)
+    study.set_user_attr("settings", {"schema": 1})
+    study.set_user_attr("shared", [1])
     return folder
 
 
@@ -62,6 +67,8 @@ worker {storage} study=nosuch | nosuch, own, foreign
 worker storage=sqlite:///nosuch.db study=own | own, none
 worker {storage} study=foreign | foreign, another program, study=NAME
 worker {storage} study=later | 99, study=NAME
+worker {storage} study=starts | starts, own
+worker {storage} study=untold | command that began it
 worker {storage} study=python | bstune.tune(..., script, storage
 worker {storage} study=own | --config-dir
 worker {storage} study=own trials=3 | trials
@@ -90,10 +97,13 @@ def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path):
     study = optuna.load_study(study_name="own", storage=url)
     shared = study.user_attrs["shared"]
     more = {"trials": shared["options"]["trials"] + 3, "seeds": shared["options"]["seeds"] + 1}
+    # What is this machine's own is not read.
+    more |= {"output": str(tmp_path / "elsewhere"), "module": {"_target_": "small.Leaves"}}
     study.set_user_attr("shared", shared | {"options": shared["options"] | more})
     count = len(study.trials)
     join = ["worker", f"storage={url}", "study=own", "--config-dir", f"{begun}/conf", "workers=0"]
     assert main([*join, f"output={tmp_path}/out", "threads=2"]) == 0
+    assert not (tmp_path / "elsewhere").exists()
     trials = study.trials[count:]
     records = [Record(**json.loads(trial.user_attrs["record"])) for trial in trials]
     assert sum(record.role == "search" for record in records) >= 3

@@ -161,12 +161,14 @@ tune={width: [1, 2]} | tune, width, dropout
 nosuch.yaml | nosuch.yaml
 algorithm=adm | adm, adam, sgd
 list.yaml | list.yaml, LightningCLI
+trainer.yaml | trainer.yaml, LightningCLI
 hydra.yaml | hydra.yaml, defaults
 """,
     str,
 )
 def test_a_mistake_is_one_line(further, named):
     Path("list.yaml").write_text("- trainer\n")
+    Path("trainer.yaml").write_text("trainer: [1]\n")
     Path("hydra.yaml").write_text("defaults: [model]\n")
     with refused(named):
         look_up(compose(words("as LightningCLI saves it", further), lightning=True).recipe)

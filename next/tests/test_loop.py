@@ -10,7 +10,7 @@ from test_storage import QUESTION, SPACE, open_study, record_of
 from bstune.core.errors import UserCodeError
 from bstune.core.space import Configuration
 from bstune.study.deadline import Deadline
-from bstune.study.loop import HangWatch, asked_batches, training
+from bstune.study.loop import HangWatch, asked_batches, train_in_worker
 from bstune.study.plan import Plan
 from bstune.system.files import StudyFolder
 from bstune.trial.worker import Failure, InProcess
@@ -88,7 +88,7 @@ def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status)
             return Failure(f"its process was ended by {signal}")
 
     asked = next(asked_trials(PLAN, open_study(tmp_path), StudyFolder(tmp_path)))
-    *_, record = training(Dead(), asked, print, HangWatch())
+    *_, record = train_in_worker(Dead(), asked, print, HangWatch())
     assert record.status == status
 
 

@@ -166,11 +166,36 @@ def test_runs_of_a_killed_process_are_replaced(outputs):
     assert trial.info.run_id not in [run.info.run_id for run in trials]
 
 
+def test_a_study_whose_earlier_run_could_not_be_deleted_has_one_run_later(outputs, monkeypatch):
+    folder = outputs / "late"
+    log(folder, "late", trials=RECORDS[:1])
+
+    def fails(*_):
+        raise OSError("killed")
+
+    longer = result(trials=90)
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "delete_run", fails)
+        assert "killed" in log(folder, "late", longer, RECORDS[:1])
+    log(folder, "late", longer, RECORDS[:1])
+    (study,), _ = runs_of(folder, "late")
+    assert study.info.status == "FINISHED"
+
+
 def test_a_database_is_made_whole_or_not_at_all(tmp_path):
     folder = StudyFolder(tmp_path / "out")
     uri = uri_of(folder.root)
     log_study(STUDY, RECORDS[:1], folder, uri=uri, experiment="")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_database_is_one_warning(tmp_path):
+    (tmp_path / "link.db").symlink_to(tmp_path / "other.db")
+    for uri in ("postgresql://me:s3cret@host:port/db", f"sqlite:///{tmp_path}/link.db"):
+        warning = log_study(STUDY, RECORDS[:1], StudyFolder(tmp_path), uri=uri, experiment="none")
+        assert isinstance(warning, str)
+        assert "s3cret" not in warning
+    assert not (tmp_path / "other.db").exists()
 
 
 @pytest.mark.parametrize("is_silent", [True, False])

@@ -28,11 +28,11 @@ GIVEN = {
 # All options: values that the model takes, and values that it refuses.
 OPTIONS = rows("""
 workload study mlflow.uri | null, a | 3
-output storage data_root mlflow.experiment | a | '', null
+output storage data_root mlflow.experiment | a | '', null, "a\\0b"
 objective | time, metric | loss, null
 target | null, acc >= 1 | val/loss, val/loss < 0.1, a <= inf
 budget.examples devices | 1, 64 | 0, 1.5, true, '3', null
-trials | 1, 4096 | 0, 1.5, true, '3'
+trials | 1, 4096 | 0, 1.5, true, '3', 9223372036854775808
 budget.steps threads memory_limit trial.batch_size | null, 1, 4096 | 0, 1.5, true, '3'
 batch_size.low batch_size.multiple | null, 4 | 0, 1.5, true, '3'
 batch_size.high micro_batch_size | null, 1200 | 0, 1.5, true, '3'
@@ -44,7 +44,7 @@ baseline.values trial.values | null, {a: 1}, {a: 0.5} | 3
 scaling | none, surge, null | cubic
 tune | null, [dropout], {dropout: [0, 0.5]} | dropout
 seeds | 1, 100 | 0, 101
-workers | 0, 3 | -1
+workers | 0, 3 | -1, 1001
 sampler | frontier, grid | bohb
 seed | 0, 4294967295 | -1, 4294967296
 data module trainer | null, {_target_: a.B} | a.B, []

@@ -14,9 +14,10 @@ from own_loops import loss, study, train
 from processes import started
 from refusals import as_yaml, cases, refused
 from small import Data, Model, examples
+from sqlalchemy import Pool, event
 
 import bstune
-from bstune.core.errors import UserCodeError
+from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import Spec
 from bstune.report.hardware import survey_text
 from bstune.study.folder import read_records
@@ -83,6 +84,19 @@ def test_a_study_that_is_left_goes_on_as_if_it_had_not(finished, tmp_path):
         assert (tmp_path / "out").exists() == (after > 0)
     assert own.result.trials == 4
     assert came(train_all(study(tmp_path))) == came(finished)
+
+
+def test_a_database_that_takes_no_more_is_one_line(tmp_path):
+    def refuse(connection, *_):
+        if (tmp_path / "out" / "config.yaml").exists():
+            connection.execute("PRAGMA query_only = ON")
+
+    event.listen(Pool, "checkout", refuse)
+    try:
+        with refused("database", StudyError):
+            list(study(tmp_path))
+    finally:
+        event.remove(Pool, "checkout", refuse)
 
 
 def folder_of(path, step):

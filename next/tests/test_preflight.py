@@ -298,6 +298,11 @@ class NoRate(Model):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+class NoOptimizer(Model):
+    def configure_optimizers(self):
+        return None
+
+
 def without_rate():
     return NoRate()
 
@@ -375,6 +380,7 @@ def test_without_time_trials_are_not_resumed():
 module | target | words
 Overwritten | min val/loss | Overwritten, lr=0.2
 NoRate | min val/loss | rate, NoRate, 0.05
+NoOptimizer | min val/loss | rate, NoOptimizer
 Scores | val_loss <= 0.1 | val_loss, score, val/loss
 Model | val/loss <= 50 | untrained, val/loss <= 50
 CycleOf160 | min val/loss | OneCycleLR, total_steps=self.trainer.estimated_stepping_batches

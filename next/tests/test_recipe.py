@@ -52,6 +52,7 @@ def test_nodes(node, built):
     """
 parts | words
 module: null | module, _target_
+algorithm: {lr: 1} | algorithm._target_
 data: {_target_: a.B, x: '${nope}'} | data.x, nope
 # Where a run stops is no end of a schedule.
 data: {_target_: a.B, x: '${trial.max_steps}'} | data.x, trial.max_steps, total_steps
@@ -148,6 +149,8 @@ def test_data(data, batch_size):
         ({"module": Wide}, "module=Wide, width"),
         ({"module": lambda: Net(0.1)}, "module, override_lr=True"),
         ({"module": 3}, "module, 3"),
+        ({"module": int}, "module, int"),
+        ({"trainer": 3}, "trainer, 3"),
         ({"data": ("train", "validation", "test")}, "data, test"),
         ({"data": lambda a, b: None}, "needs a, b:"),
     ],

@@ -17,7 +17,7 @@ from bstune.core.records import Budget, Target
 from bstune.options import differing, with_question
 from bstune.report.figure import curve_figure
 from bstune.study.plan import Plan
-from bstune.study.retarget import critical_over_targets, ended_by, retargeted
+from bstune.study.retarget import critical_over_targets, records_ended_by, retargeted
 from bstune.trial.table import find_table, train
 from bstune.trial.trial import Trial, run_trial
 
@@ -60,7 +60,7 @@ missed | miss | 5 | pruned | 0 | 200
 def test_a_run_ends_where_the_question_ends_it(status, run, asked, ends, steps, low):
     question = to(asked) if asked < 1 else within(asked)
     ran = RUNS[run]
-    (again,) = ended_by(question, [record(status=status, history=ran)])
+    (again,) = records_ended_by(question, [record(status=status, history=ran)])
     assert (again.status, again.steps, again.steps_low) == (ends, steps, low)
     share = steps / ran[-1][0] if ran else 0.0
     assert (again.train_seconds, again.other_seconds) == pytest.approx((share, 2 * share))
@@ -74,13 +74,13 @@ def test_what_resumes_a_run_that_met_the_target_was_never_asked():
     ]
 
     def asked(goal):
-        return [(one.number, one.steps, one.repeats) for one in ended_by(to(goal), chain)]
+        return [(one.number, one.steps, one.repeats) for one in records_ended_by(to(goal), chain)]
 
     assert asked(0.3) == [(0, 40, None), (2, 40, 0)]
     assert asked(0.2) == [(0, 40, None), (1, 80, None), (2, 80, 1)]
     # Of its own steps, 40 to 100.
-    assert ended_by(to(0.2), chain)[1].train_seconds == pytest.approx(40 / 60)
-    assert ended_by(OWN, chain) == chain
+    assert records_ended_by(to(0.2), chain)[1].train_seconds == pytest.approx(40 / 60)
+    assert records_ended_by(OWN, chain) == chain
 
 
 def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
@@ -92,11 +92,11 @@ def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
             run_trial(partial(train, table), Trial(spec, target, total_steps=10**6))
             for target in (table.target, easier)
         )
-        (again,) = ended_by(Question(easier, Budget(steps=10**6)), [hard])
+        (again,) = records_ended_by(Question(easier, Budget(steps=10**6)), [hard])
         assert (again.status, again.history) == (run.status, run.history)
         assert (again.steps, again.steps_low) == (run.steps, run.steps_low)
     # The metric at a budget's end lies half of the way from 10 to 40 in log steps.
-    (again,) = ended_by(within(20), [record(status="missed", history=MISSED)])
+    (again,) = records_ended_by(within(20), [record(status="missed", history=MISSED)])
     assert again.history == ((10, 0.8), (20, pytest.approx(0.55)))
 
 

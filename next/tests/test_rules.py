@@ -33,6 +33,8 @@ saturating | 256 | [64, 0.1] | null
 surge | 256 | [64, 0.1] | 0.0
 sqrt | 0 | [64, 0.1] | null
 sqrt | 256 | [-64, 0.1] | null
+sqrt | 256 | 64 | null
+sqrt | [256] | [64, 0.1] | null
 """)
 def test_what_gives_no_rate_is_refused(rule, batch_size, baseline, noise_scale):
     with refused():
@@ -50,5 +52,5 @@ interval | noise_scale | allowed
 [-0.1, 0.1] | 64 | none surge
 """)
 def test_the_rules_that_an_interval_allows(interval, noise_scale, allowed):
-    found = allowed_rules(*interval, (16, 256), noise_scale)
+    found = allowed_rules(*interval, (16, 256), 64, noise_scale)
     assert found == tuple((allowed or "").split())

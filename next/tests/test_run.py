@@ -24,7 +24,7 @@ from small import ARGUMENTS, EXAMPLES, Counts, Data, Model, WithTest
 
 import bstune
 from bstune.__main__ import main
-from bstune.config import split
+from bstune.config import jobs_of_sweep
 from bstune.core.errors import BstuneError
 
 
@@ -222,7 +222,7 @@ def test_several_studies_whichever_fails(tmp_path, capsys):
     result = bstune.load(folder)
     assert result.study == folder.name == "replay-fashion_mlp"
     names = [f"x/replay-{pair}" for pair in ("a-0", "a-1", "b-0", "b-1")]
-    assert list(split(["+workload=replay", "table=a,b", "seed=0,1", "output=x"])) == names
+    assert list(jobs_of_sweep(["+workload=replay", "table=a,b", "seed=0,1", "output=x"])) == names
     # It tells what it measured, at powers of two.
     assert (result.reached, result.configurations) == (True, 6)
     assert set() < {one.batch_size for one in result.measured} <= {8 * 2**k for k in range(10)}
@@ -279,6 +279,7 @@ def own(folder, module="Model"):
 def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(own_surveys, tmp_path, capsys):
     arguments = [*own(tmp_path), *places(tmp_path), "budget.seconds=0.5"]
     arguments += ["data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
+    arguments += ["+data.account={name: me, password: hunter2}"]
     at_once = ["workers=2", "threads=null", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]
     assert main([*arguments, "survey=auto", *at_once]) == 0
     result = bstune.load(tmp_path / "out")

@@ -10,7 +10,7 @@ from bstune.core.records import Budget
 from bstune.core.space import Space
 from bstune.search.decide import propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
-from bstune.search.fit import Ends
+from bstune.search.fit import SurveyedSizes
 from bstune.search.limits import affordable_length, limit_after_hit
 from bstune.search.posterior import sample_posterior
 
@@ -174,7 +174,7 @@ def test_sizes_that_do_not_fit_are_not_proposed(objective):
         assert size(short, seed) <= 128
         # 64 is a multiple of 8, 36 of 4 only.
         assert size(refused, seed) % 8 == 0
-        assert size([], seed, fits=Ends(90, 100)) <= 94
+        assert size([], seed, fits=SurveyedSizes(90, 100)) <= 94
 
 
 def test_the_first_evaluation_comes_by_a_twentieth_of_the_predicted_steps():

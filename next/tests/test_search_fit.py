@@ -5,7 +5,13 @@ from refusals import cases
 from search_records import SPACE, record
 
 from bstune.core.space import Space
-from bstune.search.fit import Ends, chance_to_fit, inferred_multiple, sizes_that_fit, sizes_to_try
+from bstune.search.fit import (
+    SurveyedSizes,
+    chance_to_fit,
+    inferred_multiple,
+    sizes_that_fit,
+    sizes_to_try,
+)
 
 STATUS = {"m": "out of memory", "r": "refused"}
 
@@ -38,7 +44,7 @@ null | {largest_fit: 256, ran: [16, 64], refused: [8]} | 16 | 512
 null | {largest_fit: 64, ran: [16, 64], refused: [256]} | 8 | 128
 """)
 def test_the_sizes_that_are_worth_a_trial(trials, fits, low, high):
-    narrowed = sizes_to_try(SPACE, records_of(trials or ""), Ends(**fits))
+    narrowed = sizes_to_try(SPACE, records_of(trials or ""), SurveyedSizes(**fits))
     assert (narrowed.low, narrowed.high) == (low, high)
 
 
@@ -48,7 +54,7 @@ trials | low | high
 32r 64r 128 | 128 | 512
 """)
 def test_the_sizes_that_fit_as_far_as_is_known(trials, low, high):
-    narrowed = sizes_that_fit(SPACE, records_of(trials), Ends())
+    narrowed = sizes_that_fit(SPACE, records_of(trials), SurveyedSizes())
     assert (narrowed.low, narrowed.high) == (low, high)
 
 

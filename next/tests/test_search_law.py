@@ -49,7 +49,7 @@ def test_penalties_off_the_best_rate(octaves, penalty):
     z = LAW.best_rate(THETA, x)[0] + octaves
     got = LAW.log_steps(THETA, x, z) - LAW.curve(THETA, x)
     assert got[0, 0] == pytest.approx(penalty, rel=1e-6)
-    assert (LAW.above(THETA, x, z)[0, 0] > 0.0) == (octaves > 0.0)
+    assert (LAW.penalty_above(THETA, x, z)[0, 0] > 0.0) == (octaves > 0.0)
 
 
 def test_the_misfit_is_linear_between_its_knots():

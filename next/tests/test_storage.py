@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 from postgres import free_port
 from refusals import cases, refused
 
-from bstune.core.errors import InputError, StudyError
+from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Space
@@ -209,12 +209,21 @@ def test_another_studys_settings_are_refused(tmp_path):
 url
 nosuch://me:s3cret@host/x
 sqlite:////proc/nosuch/x
+sqlite://host/x.db
 """)
 def test_a_storage_that_is_none_is_one_line(url):
     with pytest.raises((InputError, StudyError)) as error:
         StudyStorage(url, "x")
     assert "\n" not in str(error.value)
     assert "s3cret" not in str(error.value)
+
+
+def test_the_database_of_another_program_is_left_alone(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database:
+        database.execute("CREATE TABLE alembic_version (version_num text)")
+        with refused("study.db, another program", StudyError):
+            open_study(tmp_path)
+        assert len(database.execute("SELECT * FROM sqlite_master").fetchall()) == 1
 
 
 def test_nothing_is_left_of_a_study_without_trials_and_others_stay(tmp_path):
@@ -231,3 +240,42 @@ def test_nothing_is_left_of_a_study_without_trials_and_others_stay(tmp_path):
     one.abandon(spec)
     assert one.discard()
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_have_no_secrets(tmp_path):
+    settings = {"overrides": ["db.password=pw"], "algorithm": {"token": "pw", "lr": 1}}
+    open_study(tmp_path, settings=settings)
+    # Another secret is no other setting.
+    storage = open_study(tmp_path, settings=settings | {"overrides": ["db.password=new"]})
+    assert storage.setting("algorithm") == {"token": "***", "lr": 1}
+    assert b"pw" not in (tmp_path / "study.db").read_bytes()
+
+
+@cases(
+    """
+table | changes
+alembic_version | version_num='v0.0.1'
+study_user_attributes | value_json='[1]'
+study_user_attributes | value_json='{'
+trial_user_attributes | value_json='"{}"'
+trial_user_attributes | value_json='5'
+trial_user_attributes | value_json='null'
+""",
+    str,
+)
+def test_what_another_program_wrote_is_refused(tmp_path, table, changes):
+    storage = open_study(tmp_path)
+    storage.finish(record_of(storage.claim(ask())))
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database:
+        database.execute(f"UPDATE {table} SET {changes}")  # noqa: S608 (the table above)
+        database.commit()
+    with refused(error=BstuneError):
+        open_study(tmp_path)
+
+
+def test_a_link_to_a_database_is_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "study.db").symlink_to(tmp_path / "other" / "study.db")
+    with refused("study.db, link", StudyError):
+        open_study(tmp_path)
+    assert not list((tmp_path / "other").iterdir())

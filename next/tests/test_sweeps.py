@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from refusals import refused
 
 from bstune.__main__ import main
 from bstune.core.errors import InputError
-from bstune.sweeps.rows import measured
+from bstune.sweeps.rows import measure_units
 from bstune.sweeps.studies import study
 
 UNITS = [{"size": 1}, {"size": 2}, {"size": 3}]
@@ -26,11 +27,11 @@ def test_rows_of_a_sweep_that_is_interrupted_twice(tmp_path):
     path, calls = tmp_path / "new" / "rows.jsonl", []
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            measured(path, {"seed": 0}, UNITS, squares(calls))
+            measure_units(path, {"seed": 0}, UNITS, squares(calls))
     # What a kill in the midst of a line leaves.
     with path.open("a") as file:
         file.write('{"size": 2, "squ')
-    table = measured(path, {"seed": 0}, UNITS, squares(calls))
+    table = measure_units(path, {"seed": 0}, UNITS, squares(calls))
     assert calls == [1, 2, 2, 2, 3]
     assert table.to_dict("list") == {"size": [1, 2, 3], "square": [1, 4, 9]}
     assert [json.loads(line) for line in path.read_text().splitlines()][1:] == [
@@ -39,9 +40,20 @@ def test_rows_of_a_sweep_that_is_interrupted_twice(tmp_path):
 
 
 def test_rows_of_other_settings_are_refused(tmp_path):
-    measured(tmp_path / "rows", {"seed": 0}, UNITS, lambda unit: {})
+    measure_units(tmp_path / "rows", {"seed": 0}, UNITS, lambda unit: {})
     with pytest.raises(InputError, match="other settings"):
-        measured(tmp_path / "rows", {"seed": 1}, UNITS, lambda unit: {})
+        measure_units(tmp_path / "rows", {"seed": 1}, UNITS, lambda unit: {})
+
+
+@pytest.mark.parametrize("line", ["[1]", "{", "3", "[" * 3000])
+def test_what_is_no_row_is_refused(tmp_path, line):
+    settings = {"command": ["data.token=pw"]}
+    measure_units(tmp_path / "rows", settings, UNITS, lambda unit: {})
+    assert "pw" not in (tmp_path / "rows").read_text()
+    with (tmp_path / "rows").open("a") as file:
+        file.write(line + "\n")
+    with refused("rows"):
+        measure_units(tmp_path / "rows", settings, UNITS, lambda unit: {})
 
 
 @pytest.mark.parametrize(
@@ -52,6 +64,8 @@ def test_rows_of_other_settings_are_refused(tmp_path):
         ["vectorization", "size=-3"],
         ["vectorization", "size=[3"],
         ["vectorization", "size"],
+        ["vectorization", "run=3"],
+        ["vectorization", "output=null"],
     ],
 )
 def test_what_is_no_sweep_and_no_setting_is_refused(arguments, tmp_path, monkeypatch, capsys):

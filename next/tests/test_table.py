@@ -109,7 +109,7 @@ def test_a_file_is_read(tmp_path):
     assert table.target is None
     assert [run.seed for run in table.cells[8.0, 0.1]] == [0, 1]
     assert table.runs[1].diverged
-    for nothing in ("no_such_table", "."):
+    for nothing in ("no_such_table", ".", "x" * 300, "~nobody/table"):
         with pytest.raises(InputError):
             find_table(nothing)
 
@@ -120,8 +120,10 @@ def test_a_file_is_read(tmp_path):
         ("{", "line 1", "JSON"),
         ("[]", "line 1", "run"),
         (line() + "\n" + line(lr=0), "line 2", "lr"),
+        (line() + "\n" + line(lr=5e-324), "line 2", "lr"),
         (line(steps=[20, 10]), "line 1", "steps"),
         (line(steps=[10]), "line 1", "metric"),
+        (line(steps=[10, 10**20]), "line 1", "steps"),
         (line(steps=[], metric=[]), "line 1", "steps"),
         (line() + "\n\n" + line(), "line 3", "seed 0"),
         (line() + "\n" + line(seed=1, horizon=20), "line 2", "horizon"),

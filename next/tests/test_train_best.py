@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from refusals import cases
-from small import EXAMPLES, QUIET, Counts, WithTest, step_by_hand
+from small import EXAMPLES, QUIET, Counts, Data, Model, WithTest, step_by_hand
 
 from bstune.__main__ import main
 from bstune.config import options_from_python
@@ -84,3 +84,19 @@ def test_a_command_trains_the_steps_that_it_names(tmp_path, capsys, steps, as_fi
     assert main([*command, *places, *([f"trial={best}"] if as_file else given)]) == 0
     assert Counts.calls == [16] * steps
     assert f"{steps} steps" in capsys.readouterr().out
+
+
+class Keyed(Model):
+    def __init__(self, lr, api_key):
+        super().__init__(lr)
+        self.save_hyperparameters()
+
+
+def test_a_checkpoint_of_the_best_has_no_secrets(tmp_path):
+    options = options_from_python(device="cpu")
+    arguments = QUIET | {"max_epochs": 1}
+    recipe = recipe_of_project(lambda trial: Keyed(trial.lr, "pw"), Data(), options, arguments)
+    _, trainer = train_best(recipe, settings_of(16, 0.01, 3), 3, tmp_path, {})
+    trainer.save_checkpoint(tmp_path / "best.ckpt")
+    saved = torch.load(tmp_path / "best.ckpt", weights_only=True)
+    assert saved["hyper_parameters"] == {"lr": 0.01, "api_key": "***"}

@@ -11,17 +11,19 @@ import time
 from pathlib import Path
 
 import pytest
+from refusals import refused
+from test_files import make_link, make_pipe
 
 import bstune
-from bstune.core.errors import InputError
+from bstune.core.errors import InputError, StudyError
 from bstune.trial.by_value import users_modules
 from bstune.trial.worker import (
     TELL_WHERE,
     Failure,
     Returned,
     Worker,
-    listen,
     tell_progress,
+    tell_where_on_signal,
 )
 
 OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
@@ -35,6 +37,15 @@ def worker(tmp_path_factory):
     preload = ("bstune.trial.lightning",)
     with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=preload) as worker:
         yield worker
+
+
+@pytest.mark.parametrize("make", [make_link, make_pipe])
+def test_a_log_is_a_file(tmp_path, make):
+    (tmp_path / "other").touch()
+    make(tmp_path / "log", tmp_path / "other")
+    with refused("log", StudyError):
+        Worker(tmp_path / "log").start()
+    assert not (tmp_path / "other").read_text()
 
 
 def outcome_of(worker, function, *args):
@@ -144,7 +155,7 @@ def hangs_after_a_fit():
 
 def as_lightning_ends_a_fit():
     signal.signal(TELL_WHERE, signal.SIG_DFL)
-    listen()
+    tell_where_on_signal()
     return 1000
 
 

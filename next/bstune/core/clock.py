@@ -54,12 +54,12 @@ class TrainingClock:
         self._began = self._read()
 
     def stop(self, steps: int, timed: int | None = None) -> None:
-        """End the segment of ``steps`` optimizer steps; nothing if none was begun.
+        """End the segment that was begun, and keep it if one of its steps at least was timed.
 
         Args:
             steps: of the segment.
-            timed: those that ran since its start; the others took as long each, and without one the
-                segment has no time. None: all.
+            timed: those that ran since :meth:`start`, None: all; the others are taken to be as
+                long.
         """
         if self._began is None:
             return

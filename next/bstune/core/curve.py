@@ -22,7 +22,7 @@ GRID = 600
 
 
 def slope_b_crit(points: Sequence[tuple[float, float]]) -> float | None:
-    """The batch size at which the slope of log S* over log B is -1/2.
+    """The batch size at which the slope of log S* over log B is -1/2, for tests and benchmarks.
 
     The curve is the law S_min (1 + B_crit/B) that fits the points best, times their distance from
     it, which is linear in log B between them and constant beyond. Where a noisy curve has the slope

@@ -1,10 +1,19 @@
 """The few named exceptions; the command line turns each into one line and an exit status."""
 
+from bstune.system.console import plain
+from bstune.system.secrets import hide_in_text
+
 
 class BstuneError(Exception):
-    """An error that the user can fix: the message says what was received and what to do."""
+    """An error that the user can fix: the message says what was received and what to do.
+
+    Secrets in what was received are left out, and nothing in it steers a terminal.
+    """
 
     exit_status = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(plain(hide_in_text(message)))
 
 
 class InputError(BstuneError):
@@ -21,7 +30,10 @@ class UserCodeError(BstuneError):
     exit_status = 1
 
 
-class Interrupted(BstuneError):
-    """Ctrl-C or a termination signal ended a study, which the same command continues."""
+class Interrupted(BaseException):
+    """Ctrl-C or a termination signal ended a study, which the same command continues.
+
+    As KeyboardInterrupt it is no Exception: libraries turn these into errors of their own.
+    """
 
     exit_status = 130

@@ -44,6 +44,7 @@ def has_been_near(history: Sequence[tuple[int, float | None]], target: Target) -
 
 
 def _predicted_near(gaps: list[tuple[int, float]]) -> bool:
+    """Whether the line to the last of some (step, gap) meets 0 within ``NEAR`` times its step."""
     step, gap = gaps[-1]
     earlier = gaps[0]
     for pair in gaps[:-1]:

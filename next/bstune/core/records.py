@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from bstune.core.errors import InputError
+from bstune.system.secrets import hide_in_text
 
 Mode = Literal["min", "max"]
 Role = Literal["baseline", "search", "new seed"]
@@ -26,11 +27,15 @@ Status = Literal[
     "failed",  # the user's code raised, or its process died
 ]
 
+# NumPy has no larger whole numbers.
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+
 _TARGET = re.compile(r"\s*(?P<metric>[^<>=\s]+)\s*(?P<sign><=|>=)\s*(?P<goal>\S+)\s*")
 _WITHOUT_GOAL = re.compile(r"\s*(?P<mode>min|max)\s+(?P<metric>[^<>=\s]+)\s*")
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Target:
     """A validation metric, its goal and its direction, such as ``val/error <= 0.10``.
 
@@ -41,7 +46,7 @@ class Target:
     """
 
     metric: Annotated[str, Field(min_length=1)]
-    goal: FiniteFloat | None
+    goal: float | None
     mode: Mode
 
     @staticmethod
@@ -91,9 +96,9 @@ class Target:
 
 
 class Frozen(BaseModel):
-    """A frozen value that refuses unknown fields."""
+    """A frozen value that refuses unknown fields, and numbers that are not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Budget(Frozen):
@@ -102,9 +107,9 @@ class Budget(Frozen):
     ``seconds`` stand in their place, where they are given; the question turns them into steps.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    examples: Annotated[int, Field(ge=1)] = 1
-    seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    steps: Count
+    examples: Count = 1
+    seconds: Annotated[float, Field(gt=0)] | None = None
 
     @property
     def is_whole_run(self) -> bool:
@@ -129,23 +134,23 @@ class Budget(Frozen):
 class Spec(Frozen):
     """One configuration on one seed, up to a step."""
 
-    number: Annotated[int, Field(ge=0)]
+    number: Natural
     """Optuna's number of the trial."""
     place: str
     """Its place in the plan: ``search/0``, ``seed/3/1``. A place that was lost is asked again."""
     role: Role
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Count
     """Examples per applied optimizer step."""
-    lr: Annotated[FiniteFloat, Field(gt=0)]
+    lr: Annotated[float, Field(gt=0)]
     values: dict[str, int | float] = {}
     """Further hyper-parameters of the configuration, by name."""
-    seed: Annotated[int, Field(ge=0)]
+    seed: Natural
     """Of the initial weights, the order of the data and the augmentation."""
-    max_steps: Annotated[int, Field(ge=1)]
+    max_steps: Count
     """The step at which it stops, steps of the trial that it resumes included."""
-    schedule_steps: Annotated[int, Field(ge=1)] | None = None
+    schedule_steps: Count | None = None
     """The step at which its schedule ends; None: the schedule does not end with the trial."""
-    first_evaluation: Annotated[int, Field(ge=1)] | None = None
+    first_evaluation: Count | None = None
     """The step by which it is first evaluated; None: when that costs little."""
     resumed_from: int | None = None
     """The pruned trial that it resumes: same configuration, same seed."""
@@ -155,19 +160,18 @@ class Spec(Frozen):
 
 def _without_nan(value: Any) -> Any:
     """JSON has no NaN: a metric that is no finite number is None."""
-    return value if value is None or math.isfinite(value) else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rising(history: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, float | None], ...]:
+    """Check that steps rise; pydantic makes its own error of a ValueError."""
     steps = [step for step, _ in history]
     if steps != sorted(set(steps)):
         raise ValueError(f"the steps of a history must rise, but got {steps[:20]}")
     return history
 
 
-Evaluation = tuple[
-    Annotated[int, Field(ge=0)], Annotated[float | None, BeforeValidator(_without_nan)]
-]
+Evaluation = tuple[Natural, Annotated[float | None, BeforeValidator(_without_nan)]]
 History = Annotated[tuple[Evaluation, ...], AfterValidator(_rising)]
 
 
@@ -175,22 +179,22 @@ class Record(Spec):
     """How a trial ended; steps, seconds and history are of the whole chain that it resumes."""
 
     status: Status
-    steps: Annotated[int, Field(ge=0)]
+    steps: Natural
     """At the first evaluation that met the target, or in all."""
-    steps_low: Annotated[int, Field(ge=0)] = 0
+    steps_low: Natural = 0
     """At the last evaluation that missed it: the steps to target lie in (steps_low, steps]."""
-    seconds_per_step: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    seconds_per_step: Annotated[float, Field(gt=0)] | None = None
     """Median over the segments between evaluations, after warm-up."""
-    train_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    train_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Training alone, of this trial without the one that it resumes."""
-    other_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    other_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Evaluation, start-up and saving of this trial."""
     history: History = ()
     """(step, metric) of each evaluation; None stands for a metric that is no finite number."""
-    noise_scale: tuple[tuple[int, FiniteFloat, FiniteFloat], ...] = ()
+    noise_scale: tuple[tuple[int, float, float], ...] = ()
     """(step, |G|^2, tr Sigma) of each step at which the noise scale was measured."""
-    message: str = ""
-    """Why it failed or diverged, in one line."""
+    message: Annotated[str, AfterValidator(hide_in_text)] = ""
+    """Why it failed or diverged, in one line, without secrets."""
 
     @property
     def has_trained(self) -> bool:
@@ -237,7 +241,7 @@ Records = Sequence[Record]
 """Of trials that have ended, in order of their numbers."""
 
 
-def ends(records: Records) -> list[Record]:
+def last_of_chains(records: Records) -> list[Record]:
     """The last record of each chain of resumed trials, in order of their numbers."""
     resumed = {record.resumed_from for record in records}
     return [record for record in records if record.number not in resumed]

@@ -16,26 +16,33 @@ class ScalingRule:
     """A rule, by its formula.
 
     Args:
-        rate: lr(B), up to a constant, at batch sizes B and noise scales B_noise, both in examples,
-            numbers or arrays.
+        growth: lr(B)/lr0 at a batch size B, the baseline's B0 and a noise scale B_noise, all in
+            examples, numbers or arrays.
         turns: whether it turns at B_noise; a power of B does not.
     """
 
-    rate: Callable[[Any, Any], Any]
+    growth: Callable[[Any, Any, Any], Any]
     turns: bool = False
 
 
+def _around(share: Any) -> Any:
+    """What the rate of ``surge`` is divided by, at a share of the noise scale."""
+    return share**0.5 + share**-0.5
+
+
 RULES = {
-    "none": ScalingRule(lambda b, b_noise: b**0.0),
+    "none": ScalingRule(lambda b, b0, b_noise: (b / b0) ** 0.0),
     # Krizhevsky 2014 (arXiv 1404.5997); Malladi et al. 2022 (arXiv 2205.10287) for Adam.
-    "sqrt": ScalingRule(lambda b, b_noise: b**0.5),
+    "sqrt": ScalingRule(lambda b, b0, b_noise: (b / b0) ** 0.5),
     # Goyal et al. 2017 (arXiv 1706.02677).
-    "linear": ScalingRule(lambda b, b_noise: b),
+    "linear": ScalingRule(lambda b, b0, b_noise: b / b0),
     # McCandlish et al. 2018 (arXiv 1812.06162), eq. 2.6.
-    "saturating": ScalingRule(lambda b, b_noise: 1.0 / (1.0 + b_noise / b), turns=True),
+    "saturating": ScalingRule(
+        lambda b, b0, b_noise: (1.0 + b_noise / b0) / (1.0 + b_noise / b), turns=True
+    ),
     # Li et al. 2024 (arXiv 2405.14578), for Adam.
     "surge": ScalingRule(
-        lambda b, b_noise: 1.0 / ((b_noise / b) ** 0.5 + (b / b_noise) ** 0.5), turns=True
+        lambda b, b0, b_noise: _around(b0 / b_noise) / _around(b / b_noise), turns=True
     ),
 }
 # Of optimizers other than SGD, and where the optimizer is not known.
@@ -46,12 +53,6 @@ if TYPE_CHECKING:
     Rule = str
 else:
     Rule = Literal[tuple(RULES)]
-
-
-def growth(rule: str, batch_size: Any, baseline: Any, noise_scale: Any) -> Any:
-    """lr(B)/lr(B0) by the rule of a name; sizes in examples, numbers or arrays."""
-    rate = RULES[rule].rate
-    return rate(batch_size, noise_scale) / rate(baseline, noise_scale)
 
 
 def lr_of(
@@ -85,24 +86,35 @@ def lr_of(
             f"noise_scale is missing: scaling={rule} turns at it; give it in examples, or the "
             f"critical batch size in its place"
         )
-    baseline_batch_size, baseline_lr = baseline
-    given = {
-        "batch_size": batch_size,
-        "baseline's batch size": baseline_batch_size,
-        "baseline's lr": baseline_lr,
-        "noise_scale": 1.0 if noise_scale is None else noise_scale,
-    }
-    for name, value in given.items():
-        if not 0.0 < value < math.inf:
-            raise InputError(f"{name} must be a positive number, but got {value}")
-    grown = growth(rule, batch_size, baseline_batch_size, given["noise_scale"])
-    return float(baseline_lr * grown)
+    try:
+        baseline_batch_size, baseline_lr = baseline
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"baseline must be (batch size, learning rate), but got {baseline!r:.100}"
+        ) from error
+    size = _positive("batch_size", batch_size)
+    size_today = _positive("baseline's batch size", baseline_batch_size)
+    lr_today = _positive("baseline's lr", baseline_lr)
+    noise = 1.0 if noise_scale is None else _positive("noise_scale", noise_scale)
+    return float(lr_today * RULES[rule].growth(size, size_today, noise))
+
+
+def _positive(name: str, value: Any) -> float:
+    """A positive finite number; InputError for another value."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise InputError(f"{name} must be a positive number, but got {value!r:.100}")
+    return number
 
 
 def allowed_rules(
     exponent_low: float,
     exponent_high: float,
     batch_sizes: tuple[float, float],
+    baseline: float,
     noise_scale: float | None,
 ) -> tuple[str, ...]:
     """The rules that an interval of lr*(B)'s exponent allows, both ends included.
@@ -110,6 +122,7 @@ def allowed_rules(
     Args:
         exponent_low, exponent_high: of the exponent over ``batch_sizes``.
         batch_sizes: a smaller and a larger one; of a rule its slope between them counts.
+        baseline: B0, through which the rules go.
         noise_scale: of the rules that turn; without it they are left out.
     """
     low, high = batch_sizes
@@ -117,7 +130,8 @@ def allowed_rules(
     for name, rule in RULES.items():
         if rule.turns and noise_scale is None:
             continue
-        slope = math.log(growth(name, high, low, noise_scale), high / low)
+        at_low, at_high = (rule.growth(size, baseline, noise_scale) for size in batch_sizes)
+        slope = math.log(at_high / at_low, high / low)
         if exponent_low <= slope <= exponent_high:
             allowed.append(name)
     return tuple(allowed)

@@ -80,9 +80,11 @@ class Tunable:
 
     @property
     def _ends(self) -> tuple[float, float]:
+        """Both ends of the range on its scale."""
         return self._searched(self.low), self._searched(self.high)
 
     def _searched(self, value: float) -> float:
+        """A value on the scale in which it is searched."""
         match self.scale:
             case "log":
                 return math.log(value)

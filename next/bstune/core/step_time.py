@@ -97,6 +97,7 @@ class StepTimeModel:
         return math.sqrt(max(square - mean**2, 0.0))
 
     def _kernels(self, batch_size: float, others: Array) -> Array:
+        """As :func:`_kernels`, of one batch size with m others, (4, m)."""
         return _kernels(self.overhead, self.per_example, np.array([batch_size]), others)[:, 0]
 
 
@@ -194,6 +195,7 @@ def _kernels(overhead: float, per_example: float, sizes: Array, others: Array) -
 
 
 def _fit(kernels: Array, variances: Array, noise: Array, off: Array) -> _Fitted:
+    """The process under variances of kernels and timings, given log tau off the mean."""
     covariance = np.tensordot(variances, kernels, axes=1) + np.diag(noise)
     factor = cholesky(covariance, lower=True)
     solved = cho_solve((factor, True), off)

@@ -82,7 +82,7 @@ def find_largest_fit(
         probes[size] = probe(size)
         size = _next_size(probes, low, high, multiple)
         is_in_time = size is None or has_time(size)
-    fitting, others = _sizes(probes)
+    fitting, others = _fitting_and_others(probes)
     largest = None
     if fitting:
         largest = fitting[-1]
@@ -94,7 +94,7 @@ def find_largest_fit(
     return Memory(largest, min(short, default=None), probes, is_in_time)
 
 
-def _sizes(probes: dict[int, Probe]) -> tuple[list[int], list[int]]:
+def _fitting_and_others(probes: dict[int, Probe]) -> tuple[list[int], list[int]]:
     """The batch sizes that fit, and those that do not, ascending."""
     fitting = []
     others = []
@@ -112,7 +112,7 @@ def memory_line(probes: dict[int, Probe]) -> Line | None:
     With one size alone it begins at the bytes before the training, which is an upper bound beyond
     that size. None where no size fits.
     """
-    fitting, _ = _sizes(probes)
+    fitting, _ = _fitting_and_others(probes)
     if not fitting:
         return None
     last = probes[fitting[-1]]
@@ -133,25 +133,25 @@ def _size_at(probes: dict[int, Probe], share: float) -> float:
 
 def _next_size(probes: dict[int, Probe], low: int, high: int, multiple: int) -> int | None:
     """The size to probe next; None: the largest that fits is known."""
-    fitting, others = _sizes(probes)
+    fitting, others = _fitting_and_others(probes)
     unfit = others[0] if others else high + multiple
     if not fitting:
-        return max(low, _rounded(unfit / STEP_DOWN, multiple)) if unfit > low else None
+        return max(low, _rounded_down(unfit / STEP_DOWN, multiple)) if unfit > low else None
     fit = fitting[-1]
     wanted = min(_size_at(probes, NEAR), high)
     if unfit <= CLOSE * fit or (wanted < CLOSE * fit and wanted < high):
         return None
     if wanted == high and unfit > high:
         return high if fit < high else None
-    size = _rounded(wanted, multiple)
+    size = _rounded_down(wanted, multiple)
     if not fit < size < unfit:
         # The prediction failed: the middle in log B.
-        size = _rounded(math.sqrt(fit * unfit), multiple)
+        size = _rounded_down(math.sqrt(fit * unfit), multiple)
     return size if fit < size < unfit else None
 
 
-def _rounded(size: float, multiple: int) -> int:
-    """Round down to a multiple, and of 2 to 8 where that is a small part: more code takes it."""
+def _rounded_down(size: float, multiple: int) -> int:
+    """Round down to a multiple; where that takes little, of 2, 4 or 8 too: more code takes it."""
     even = 1
     if size > ROUND_PART:
         even = 2 ** min(int(math.log2(size / ROUND_PART)), 3)
@@ -159,11 +159,11 @@ def _rounded(size: float, multiple: int) -> int:
     return math.floor(size / step) * step
 
 
-def available_bytes(own: float, root: Path = Path("/")) -> float:
+def available_bytes(taken: float, root: Path = Path("/")) -> float:
     """Bytes that a process may take: the least of what machine and control groups have.
 
     Args:
-        own: bytes that it has already.
+        taken: bytes that it has already.
         root: of the system's files.
     """
     free = []
@@ -182,12 +182,15 @@ def available_bytes(own: float, root: Path = Path("/")) -> float:
         # In a container the group's own folder may be missing; then the limit is at the top.
         place = top / group.lstrip("/")
         for folder in (place, *place.parents):
-            free.append(_left_of_group(folder, *names))
-    return own + min(free, default=math.inf)
+            free.append(_free_in_group(folder, *names))
+    return taken + min(free, default=math.inf)
 
 
-def _left_of_group(folder: Path, limit: str, usage: str, cache: str) -> float:
-    """Bytes that a control group leaves; what its files are cached in can be given back."""
+def _free_in_group(folder: Path, limit: str, usage: str, cache: str) -> float:
+    """Bytes that a control group leaves; its inactive file cache can be given back.
+
+    ``limit`` and ``usage`` are names of files, ``cache`` that of the field of memory.stat.
+    """
     limits, used = _lines(folder / limit), _lines(folder / usage)
     # Without a limit it is "max".
     if not limits or not used or not limits[0].isdigit():

@@ -160,8 +160,10 @@ def survey(
     """
     measurement = _Measurement(worker, recipe, baseline, steps, seconds, patience, memory_limit)
     low, high = sizes
-    size, _ = baseline
-    memory = find_largest_fit(measurement.probe, low, high, size, multiple, measurement.has_time)
+    baseline_size, _ = baseline
+    memory = find_largest_fit(
+        measurement.probe, low, high, baseline_size, multiple, measurement.has_time
+    )
     line = memory_line(memory.probes)
     if memory.largest_fit is None or line is None:
         limit = min(one.limit for one in memory.probes.values())
@@ -173,13 +175,14 @@ def survey(
         )
     measurement.end_process()
     timed = measurement.time_steps(
-        ladder_of(low, memory.largest_fit, size, multiple), memory.probes[size].step
+        ladder_of(low, memory.largest_fit, baseline_size, multiple),
+        memory.probes[baseline_size].step,
     )
     roofline = measurement.roofline(sorted(timed.visits))
     measurement.end_process()
     return Survey(
         threads=timed.threads,
-        timings=tuple(_timing(size, timed.visits[size]) for size in sorted(timed.visits)),
+        timings=tuple(_timing_of_visits(size, timed.visits[size]) for size in sorted(timed.visits)),
         largest_fit=memory.largest_fit,
         smallest_unfit=memory.smallest_unfit,
         limit=min(one.limit for one in memory.probes.values() if one.fits),
@@ -214,14 +217,17 @@ class _Measurement:
         self.refused: dict[int, str] = {}
         self._began = time.monotonic()
         # Of the probe before: its size, its seconds, and those of a step.
-        self._last = self.baseline[0], 0.0, 0.0
+        self._last_probe = self.baseline[0], 0.0, 0.0
 
     @property
     def passed(self) -> float:
         """Seconds since the survey began."""
         return time.monotonic() - self._began
 
-    def _ask(self, timing: Callable[..., Any], sizes: object, *more: object) -> Returned | Failure:
+    def _call_in_worker(
+        self, timing: Callable[..., Any], sizes: object, *more: object
+    ) -> Returned | Failure:
+        """Call a function of the timing module; it dies or is silent: a Failure."""
         args = self.recipe, sizes, self.baseline, self.steps, *more
         return call(self.worker, timing, *args, limit=self.patience)
 
@@ -230,17 +236,20 @@ class _Measurement:
         call(self.worker, os._exit, 0, limit=self.patience)
 
     def probe(self, size: int) -> Probe:
-        """Probe memory at a batch size."""
+        """Probe memory at a batch size, in a fresh process; one that dies shows it too large.
+
+        UserCodeError where the user's code refuses the baseline's size.
+        """
         self.end_process()
         start = self.passed
-        outcome = self._ask(_probe_memory, size, self.memory_limit)
+        outcome = self._call_in_worker(_probe_memory_in_worker, size, self.memory_limit)
         if isinstance(outcome, Failure):
             if outcome.refusal is not None:
                 raise outcome.refusal
             # Its process died: of too much memory, as far as anyone can see.
             return Probe(fits=False, peak=math.inf, limit=self.memory_limit or math.inf)
         found: Probe = outcome.value
-        self._last = size, self.passed - start, found.step
+        self._last_probe = size, self.passed - start, found.step
         if found.refused:
             self.refused[size] = found.refused
             if size == self.baseline[0]:
@@ -249,8 +258,8 @@ class _Measurement:
 
     def has_time(self, size: int) -> bool:
         """Whether a probe at a batch size is predicted to end in its share of the seconds."""
-        before, took, step = self._last
-        predicted = took + PROBE_STEPS * step * size / before
+        before, last_seconds, step = self._last_probe
+        predicted = last_seconds + PROBE_STEPS * step * size / before
         return self.passed + predicted < MEMORY_SHARE * self.seconds
 
     def time_steps(self, sizes: Sequence[int], step: float) -> Timed:
@@ -262,7 +271,7 @@ class _Measurement:
         """
         of_baseline = max(LEAST_VISITS_SECONDS, self.steps * step)
         left = min(VISITS_SHARE * self.seconds - self.passed, of_baseline)
-        outcome = self._ask(_time_sizes, sizes, left)
+        outcome = self._call_in_worker(_time_sizes_in_worker, sizes, left)
         if isinstance(outcome, Failure):
             if outcome.refusal is not None:
                 raise outcome.refusal
@@ -277,7 +286,7 @@ class _Measurement:
         """
         if not sizes or self.passed >= VISITS_SHARE * self.seconds:
             return None
-        outcome = self._ask(_measure_roofline, (sizes[0], sizes[-1]))
+        outcome = self._call_in_worker(_measure_roofline_in_worker, (sizes[0], sizes[-1]))
         if isinstance(outcome, Failure):
             return None
         roofline: Roofline | None = outcome.value
@@ -285,25 +294,25 @@ class _Measurement:
 
 
 # The worker calls these: what they import imports torch.
-def _probe_memory(*arguments: Any) -> Probe:
+def _probe_memory_in_worker(*arguments: Any) -> Probe:
     from bstune.hardware.timing import probe_memory
 
     return probe_memory(*arguments)
 
 
-def _time_sizes(*arguments: Any) -> Timed:
+def _time_sizes_in_worker(*arguments: Any) -> Timed:
     from bstune.hardware.timing import time_sizes
 
     return time_sizes(*arguments)
 
 
-def _measure_roofline(*arguments: Any) -> Roofline | None:
+def _measure_roofline_in_worker(*arguments: Any) -> Roofline | None:
     from bstune.hardware.timing import measure_roofline
 
     return measure_roofline(*arguments)
 
 
-def _timing(batch_size: int, visits: list[float]) -> Timing:
+def _timing_of_visits(batch_size: int, visits: list[float]) -> Timing:
     """Summarize visits; the median of two or three deviates by about half of their range."""
     middle = statistics.median(visits)
     deviation = 0.5 * (max(visits) - min(visits)) / middle
@@ -405,9 +414,9 @@ def code_of(recipe: Recipe, batch_size: int, lr: float, steps: int) -> str:
 
     It is called in the worker, as it builds them.
     """
-    from bstune.hardware.timing import settings
+    from bstune.hardware.timing import settings_at
 
-    trial = settings(batch_size, (batch_size, lr), steps)
+    trial = settings_at(batch_size, (batch_size, lr), steps)
     module: Any = recipe.module(trial)
     parts = [repr(module)]
     parts += [f"{name} {tuple(value.shape)}" for name, value in module.named_parameters()]

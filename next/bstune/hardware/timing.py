@@ -86,7 +86,7 @@ class StepTimer(Callback):
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds of a step, once the fit has ended."""
+        """Seconds of a step, once the fit has ended; one at least was timed."""
         ((steps, seconds),) = self.clock.segments
         return seconds / steps
 
@@ -103,7 +103,7 @@ class StepTimer(Callback):
         synchronize = torch.cuda.synchronize if on_cuda else lambda: None
         self.clock = TrainingClock(synchronize=synchronize, waited=self._waited)
         self._global_step = trainer.global_step
-        self._began = time.perf_counter()
+        self._phase_began = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -116,11 +116,11 @@ class StepTimer(Callback):
             return
         self._global_step = trainer.global_step
         self._steps += 1
-        passed = time.perf_counter() - self._began
+        passed = time.perf_counter() - self._phase_began
         if self._warm is None:
             if self._steps >= WARMUP_STEPS or passed >= self._seconds:
                 self._warm = self._steps
-                self._began = time.perf_counter()
+                self._phase_began = time.perf_counter()
                 self._waited_before = self._waited()
                 self.clock.start()
             return
@@ -131,7 +131,7 @@ class StepTimer(Callback):
         self.waited = (self._waited() - self._waited_before) / passed
         if not self._evaluates:
             raise Enough
-        self._began = time.perf_counter()
+        self._phase_began = time.perf_counter()
         trainer.val_check_batch = batches
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,7 +143,7 @@ class StepTimer(Callback):
     ) -> None:
         """End a long evaluation."""
         tell_progress()
-        if time.perf_counter() - self._began > EVALUATION_SECONDS:
+        if time.perf_counter() - self._phase_began > EVALUATION_SECONDS:
             raise Enough
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -151,7 +151,7 @@ class StepTimer(Callback):
         raise Enough
 
 
-def settings(batch_size: int, baseline: tuple[int, float], steps: int) -> TrialSettings:
+def settings_at(batch_size: int, baseline: tuple[int, float], steps: int) -> TrialSettings:
     """What a recipe sees of a measurement at a batch size.
 
     Below the baseline's size the rate is smaller in proportion: steps that diverge are no trial's.
@@ -161,7 +161,7 @@ def settings(batch_size: int, baseline: tuple[int, float], steps: int) -> TrialS
     return settings_of(batch_size, rate, max(steps, LEAST_TOTAL))
 
 
-def _fitted(recipe: Recipe, trial: TrialSettings, *callbacks: Callback) -> None:
+def _fit_until_enough(recipe: Recipe, trial: TrialSettings, *callbacks: Callback) -> None:
     """Fit until a call-back has enough."""
     # What is imported stays, and need not be walked each time.
     gc.freeze()
@@ -195,14 +195,14 @@ def probe_memory(
     else:
         start = resident_bytes("VmRSS")
         limit = min(memory_limit or math.inf, available_bytes(start))
-        threading.Thread(target=_end_above, args=(limit,), daemon=True).start()
+        threading.Thread(target=_exit_above, args=(limit,), daemon=True).start()
 
         def peak() -> float:
             return resident_bytes("VmHWM")
 
     timer = StepTimer(0.0, evaluates=True)
     try:
-        _fitted(recipe, settings(batch_size, baseline, steps), timer)
+        _fit_until_enough(recipe, settings_at(batch_size, baseline, steps), timer)
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         refused = "" if is_out_of_memory(error) else _refusal(error)
@@ -219,7 +219,7 @@ def _refusal(error: BaseException) -> str:
     return one_line(error)
 
 
-def _end_above(limit: float) -> None:
+def _exit_above(limit: float) -> None:
     """End this process once it takes more than a limit, before the machine ends another one."""
     while resident_bytes("VmRSS") <= limit:
         time.sleep(LOOK_SECONDS)
@@ -247,7 +247,9 @@ def time_sizes(
         start = time.perf_counter()
         timer = StepTimer(VISIT_SECONDS)
         try:
-            _fitted(replace(recipe, threads=threads), settings(size, baseline, steps), timer)
+            _fit_until_enough(
+                replace(recipe, threads=threads), settings_at(size, baseline, steps), timer
+            )
         # The user's code may raise anything, or call sys.exit.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             refused[size] = _refusal(error)
@@ -264,7 +266,7 @@ def time_sizes(
         ends = sorted({baseline[0], max(sizes)} - refused.keys())
         threads = choose_threads(
             lambda size, count: visit(size, count) or math.inf,
-            [size for size in ends if 2 * TURNS * _predicted(costs, size) < share],
+            [size for size in ends if 2 * TURNS * _most_visit_seconds(costs, size) < share],
             lambda: time.perf_counter() - began < share,
         )
     visits: dict[int, list[float]] = {}
@@ -276,7 +278,7 @@ def time_sizes(
             is_steady = number >= VISITS and seen and max(seen) < UNSTEADY * min(seen)
             if size in refused or is_steady:
                 continue
-            if _predicted(costs, size) > seconds - (time.perf_counter() - began):
+            if _most_visit_seconds(costs, size) > seconds - (time.perf_counter() - began):
                 whole = False
                 continue
             step = visit(size, threads)
@@ -291,7 +293,7 @@ def time_sizes(
     )
 
 
-def _predicted(costs: dict[int, float], size: int) -> float:
+def _most_visit_seconds(costs: dict[int, float], size: int) -> float:
     """Seconds of a visit at most: as those to a larger size, or in proportion to the largest."""
     if not costs:
         return 0.0
@@ -352,21 +354,22 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
+        """Run an operation, and add what it reads and writes."""
         output = func(*args, **(kwargs or {}))
-        read = _tensors((args, kwargs))
-        written = _tensors(output)
+        read = _tensor_bytes((args, kwargs))
+        written = _tensor_bytes(output)
         if func._schema.is_mutable:
             # What is changed in place is written, whether it is returned or not.
             for argument, value in zip(func._schema.arguments, args, strict=False):
                 if argument.is_write:
-                    written |= _tensors(value)
+                    written |= _tensor_bytes(value)
         elif written.keys() <= read.keys():
             return output
         self.bytes += sum(read.values()) + sum(written.values())
         return output
 
 
-def _tensors(values: object) -> dict[int, int]:
+def _tensor_bytes(values: object) -> dict[int, int]:
     """Bytes of the tensors in nested values, by their storage; none counts twice."""
     found: dict[int, int] = {}
     for leaf in tree_leaves(values):
@@ -419,7 +422,7 @@ def measure_roofline(
     points = []
     for size in sizes:
         cost = StepCost()
-        _fitted(recipe, settings(size, baseline, steps), cost)
+        _fit_until_enough(recipe, settings_at(size, baseline, steps), cost)
         points.append((size, cost.flops.get_total_flops(), cost.traffic.bytes))
     small, large = points
     if not large[1]:

@@ -30,7 +30,7 @@ from bstune.trial.evaluations import Evaluations
 from bstune.trial.trial import BatchSizeRefused, Trial, check_batch_size
 
 
-def _of_trial(trial: Trial) -> dict[str, Any]:
+def _arguments_of_trial(trial: Trial) -> dict[str, Any]:
     """The arguments that every trial has to have."""
     return {
         "learning_rate": trial.lr,
@@ -50,13 +50,13 @@ def training_arguments(trial: Trial, **others: Any) -> TrainingArguments:
         others: further arguments, such as ``lr_scheduler_type="constant"``; a batch that does not
             fit is ``per_device_train_batch_size`` times ``gradient_accumulation_steps``.
     """
-    own = {
+    defaults = {
         "output_dir": str(trial.save_to or mkdtemp(prefix="bstune-")),
         "per_device_train_batch_size": trial.batch_size,
         "save_strategy": "no",
         "report_to": "none",
     }
-    return TrainingArguments(**own | _of_trial(trial) | others)
+    return TrainingArguments(**defaults | _arguments_of_trial(trial) | others)
 
 
 class StopAtTarget(TrainerCallback):  # type: ignore[misc]
@@ -98,7 +98,7 @@ class StopAtTarget(TrainerCallback):  # type: ignore[misc]
                 f"{args.world_size} processes, but trial.batch_size is {trial.batch_size}: give it "
                 f"training_arguments(trial), and one GPU by CUDA_VISIBLE_DEVICES=0"
             )
-        needed = _of_trial(trial).items()
+        needed = _arguments_of_trial(trial).items()
         wrong = [f"{name}={value}" for name, value in needed if getattr(args, name) != value]
         if wrong:
             raise InputError(
@@ -167,7 +167,7 @@ class StopAtTarget(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Leave no empty folder: it would be a checkpoint."""
+        """Put the argument back, and leave no empty folder: it would be a checkpoint."""
         args.dataloader_drop_last = True
         with suppress(OSError):
             Path(args.output_dir).rmdir()

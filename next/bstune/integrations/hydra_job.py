@@ -8,8 +8,11 @@ from typing import Any
 TAKEN = ("batch_size", "lr", "seed", "max_steps", "resume_from", "save_to")
 
 
-def timed(task: Callable[[Any], Any], config: Any) -> tuple[Any, float]:
-    """What a job returns, and its seconds; its ``sys.exit`` is an error of that job alone."""
+def call_timed(task: Callable[[Any], Any], config: Any) -> tuple[Any, float]:
+    """Call a job where the launcher runs it: what it returns, and its seconds.
+
+    Its ``sys.exit`` is an error of that job alone.
+    """
     began = time.perf_counter()
     try:
         returned = task(config)

@@ -111,8 +111,11 @@ def range_of(override: Override) -> Range:
     return Range(low, high - (high - low) % step, math.gcd(low, int(step)))
 
 
-def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given below ``hydra.sweeper``, by bstune's names; null is left out."""
+def options_by_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given below ``hydra.sweeper``, by bstune's names; null is left out.
+
+    A line says that a sampler of Optuna's is replaced.
+    """
     known: dict[str, Any] = {}
     for name, value in given.items():
         if name in ("budget", "baseline"):
@@ -136,7 +139,7 @@ def read_sweep(
     """Read a sweep: what its jobs take, and the options of its study.
 
     Args:
-        known: what is given below ``hydra.sweeper``, as of :func:`renamed`.
+        known: what is given below ``hydra.sweeper``, as of :func:`options_by_our_names`.
         arguments: the command line's overrides; they replace those of ``params``.
         config: of the application, with Hydra's own.
         loader: composes a job's config.
@@ -144,11 +147,11 @@ def read_sweep(
     Raises:
         InputError: one line for all that is missing, or for what cannot be used.
     """
-    overrides = _parsed(known, arguments, loader)
+    overrides = _parsed_overrides(known, arguments, loader)
     swept = [key for key, one in overrides.items() if one.is_sweep_override()]
     fixed = {key: str(one.input_line) for key, one in overrides.items() if key not in swept}
-    job = _job(loader, config, fixed.values())
-    keys = _keys(known, swept, fixed, job)
+    job = _compose_job(loader, config, fixed.values())
+    keys = _keys_by_name(known, swept, fixed, job)
     application = Application(
         # As an override has it: with its package, or a plus.
         keys={
@@ -162,21 +165,21 @@ def read_sweep(
     if size is not None:
         # One batch size is a range, too.
         ranges["batch_size"] = range_of(size)
-    today = {name: _number(job, keys[name]) for name in ranges}
+    today = {name: _number_in_job(job, keys[name]) for name in ranges}
     # A key that the application has not is told before a job begins.
     of_trial = [f"{key}=1" for key in application.keys.values()]
-    _job(loader, config, [*application.fixed, *of_trial])
+    _compose_job(loader, config, [*application.fixed, *of_trial])
 
     values = {name: value for name, value in known.items() if name not in (*TAKEN, "params")}
     seed = keys.get("seed")
     if seed in fixed:
         # The seed of the study, from which those of its trials follow.
         values["seed"] = overrides[seed].value()
-    _fill(values, keys, ranges, length=_number(job, keys.get("max_steps", "")))
-    return application, _options(values, ranges, today)
+    _fill_question(values, keys, ranges, length=_number_in_job(job, keys.get("max_steps", "")))
+    return application, _options_of_sweep(values, ranges, today)
 
 
-def _parsed(
+def _parsed_overrides(
     known: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader
 ) -> dict[str, Override]:
     """The overrides of ``params`` and of the command line by their keys; the last of each counts.
@@ -191,7 +194,7 @@ def _parsed(
     return {one.key_or_group: one for one in parsed}
 
 
-def _keys(
+def _keys_by_name(
     known: Mapping[str, Any], swept: Collection[str], fixed: Collection[str], job: DictConfig
 ) -> dict[str, str]:
     """The keys of what each trial has, by name; those of further values are called by themselves.
@@ -217,7 +220,7 @@ def _keys(
     return keys | {key: key for key in swept if key not in keys.values()}
 
 
-def _job(loader: ConfigLoader, config: DictConfig, overrides: Iterable[str]) -> DictConfig:
+def _compose_job(loader: ConfigLoader, config: DictConfig, overrides: Iterable[str]) -> DictConfig:
     """The config of a job; InputError where it cannot be composed."""
     try:
         return loader.load_sweep_config(config, list(overrides))
@@ -230,17 +233,18 @@ def _in_line(error: Exception) -> str:
     return " ".join(re.split(r"\n\s*full_key:", f"{error} {error.__cause__ or ''}")[0].split())
 
 
-def _number(job: DictConfig, key: str) -> Number | None:
+def _number_in_job(job: DictConfig, key: str) -> Number | None:
     """The application's own number at a key; None where it has none."""
     value = OmegaConf.select(job, key.lstrip("+"))
     return value if _is_number(value) else None
 
 
 def _is_number(value: object) -> bool:
+    """Whether it is one; True is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _fill(
+def _fill_question(
     values: dict[str, Any], keys: Mapping[str, str], ranges: Collection[str], length: Number | None
 ) -> None:
     """Fill the objective and the budget.
@@ -279,7 +283,7 @@ def _fill(
         values.setdefault("objective", "metric")
 
 
-def _options(
+def _options_of_sweep(
     values: dict[str, Any], ranges: Mapping[str, Range], today: Mapping[str, Number | None]
 ) -> Options:
     """Check the options of a study.

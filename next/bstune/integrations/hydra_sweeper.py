@@ -16,15 +16,16 @@ from omegaconf import OmegaConf
 
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.question import Question
-from bstune.integrations.hydra_params import Application, read_sweep, renamed
+from bstune.integrations.hydra_params import Application, options_by_our_names, read_sweep
 from bstune.options import Options
-from bstune.own_loop import driven
+from bstune.own_loop import begin_driven_study
 from bstune.report.answer import files_row
 from bstune.result import Result, load
 from bstune.study.commands import Commands, application_command
 from bstune.study.loop import AskedTrial
 from bstune.system.files import write_text
 from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide, hide_in_error
 from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
@@ -43,17 +44,18 @@ def sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     """
     try:
         with interruptible():
-            _sweep(sweeper, arguments)
+            _run_sweep(sweeper, arguments)
     except BstuneError as error:
         if sweeper.given.get("debug"):
-            traceback.print_exc()
+            print(hide_in_error(traceback.format_exc()), file=sys.stderr)
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)
 
 
-def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
+def _run_sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
+    """As :func:`sweep`, but mistakes are raised."""
     config = sweeper.config
-    known = {"study": str(config.hydra.job.name)} | renamed(sweeper.given)
+    known = {"study": str(config.hydra.job.name)} | options_by_our_names(sweeper.given)
     jobs = known.pop("workers", 1)
     if not isinstance(jobs, int) or jobs < 1:
         raise InputError(f"workers must be at least 1, but got {jobs}")
@@ -67,19 +69,21 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
         study=partial(_study_command, application, options),
         train=partial(_training_command, application),
     )
-    with closing(driven(options, settings, commands, jobs)) as batches:
+    with closing(begin_driven_study(options, settings, commands, jobs)) as batches:
         folder = Path(config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(config, folder / "multirun.yaml")
+        # As Hydra's own sweeper does, but for secrets.
+        written = hide(OmegaConf.to_container(config, enum_to_str=True))
+        write_text(folder / "multirun.yaml", yaml.safe_dump(written, sort_keys=False))
         for batch in batches:
-            _run(batch, application, sweeper.launcher, options.budget.is_whole_run)
+            _run_jobs(batch, application, sweeper.launcher, options.budget.is_whole_run)
     result = load(options.output)
     print(result)
     print(f"\n{files_row(result.folder)}")
     _write_best(result, application, folder / "optimization_results.yaml")
 
 
-def _run(
+def _run_jobs(
     batch: Sequence[AskedTrial], application: Application, launcher: Launcher, is_whole_run: bool
 ) -> None:
     """Run the jobs of trials, all at once, and set their records."""
@@ -161,7 +165,7 @@ def report(trial: Trial, returned: Any, seconds: float, is_whole_run: bool) -> N
             break
 
 
-def _start() -> list[str]:
+def _start_words() -> list[str]:
     """The words that start the application."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return ["python", sys.argv[0]] if spec is None else ["python", "-m", spec.name]
@@ -171,7 +175,7 @@ def _study_command(
     application: Application, options: Options, further: Mapping[str, object]
 ) -> str:
     """The command of the sweep with further options."""
-    words = [*_start(), *sys.argv[1:]]
+    words = [*_start_words(), *sys.argv[1:]]
     others = dict(further)
     for name in ("batch_size", "lr"):
         ends = getattr(options, name)
@@ -187,7 +191,7 @@ def _training_command(
     """The application's command that trains a batch size and a rate."""
     # Other words are overrides: the fixed ones of the sweep.
     flags = [word for word in sys.argv[1:] if word.startswith("-") or "=" not in word]
-    words = [*_start(), *(word for word in flags if word not in MULTIRUN), *application.fixed]
+    words = [*_start_words(), *(word for word in flags if word not in MULTIRUN), *application.fixed]
     if not set(MULTIRUN) & set(flags):
         words.append("hydra.mode=RUN")
     values = {"batch_size": batch_size, "lr": f"{lr:g}", "max_steps": steps}

@@ -66,7 +66,7 @@ class Found(Frozen):
 
     @property
     def meant(self) -> tuple[str, Mode]:
-        """The metric and its direction; only once :func:`completed` has seen that there are."""
+        """The metric and its direction; only once :func:`fill_by_found` has seen that there are."""
         assert self.metric is not None and self.mode is not None  # noqa: PT018, S101
         return self.metric, self.mode
 
@@ -85,10 +85,10 @@ class Found(Frozen):
         return min(lengths, default=None)
 
 
-def direction(metric: str) -> Mode | None:
+def mode_by_name(metric: str) -> Mode | None:
     """Whether a metric of this name falls or rises; None: its name does not tell.
 
-    >>> direction("val/loss"), direction("valid_top1_acc"), direction("score")
+    >>> mode_by_name("val/loss"), mode_by_name("valid_top1_acc"), mode_by_name("score")
     ('min', 'max', None)
     """
     # "val_error_of_r2" ends with what it is: the last word counts.
@@ -125,11 +125,11 @@ def chosen_metric(
     )
     for names, why in ways:
         if len(names) == 1:
-            return names[0], direction(names[0]) or monitors.get(names[0]), why
+            return names[0], mode_by_name(names[0]) or monitors.get(names[0]), why
     return None, None, ""
 
 
-def remembered(options: Options, setting: Callable[[str], Any]) -> Options:
+def fill_by_stored(options: Options, setting: Callable[[str], Any]) -> Options:
     """Fill what is open by what a study was begun with, which the same command goes on with.
 
     Args:
@@ -155,7 +155,7 @@ def remembered(options: Options, setting: Callable[[str], Any]) -> Options:
     return options_from(values)
 
 
-def completed(
+def fill_by_found(
     options: Options, found: Found, command: Callable[[Mapping[str, object]], str]
 ) -> tuple[Options, list[str]]:
     """Fill what nobody gave by what the project tells: all but a target, which is run for.
@@ -179,11 +179,11 @@ def completed(
         lines += _metric_line(found, absent)
     if None not in (baseline["batch_size"], baseline["lr"]):
         lines += _fill_values(baseline, found, absent)
-        check_whole(options.tunables, baseline["values"])
+        check_whole_ranges(options.tunables, baseline["values"])
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
         absent["budget.seconds"] = "no max_steps of the Trainer, or max_epochs of a known length"
     if absent:
-        call = command(_example(absent, options, found, baseline["values"] or {}))
+        call = command(_example_values(absent, options, found, baseline["values"] or {}))
         raise InputError(f"{', and '.join(absent.values())}: give {', '.join(absent)}, as {call}")
     lines += _fill_range(values["batch_size"], baseline["batch_size"], found)
     used = baseline["batch_size"]
@@ -238,7 +238,7 @@ def _fill_values(baseline: dict[str, Any], found: Found, absent: dict[str, str])
     ]
 
 
-def _example(
+def _example_values(
     absent: Collection[str], options: Options, found: Found, known: Mapping[str, Number | None]
 ) -> dict[str, object]:
     """A value for each option that has to be given."""
@@ -270,7 +270,7 @@ def _fill_range(sizes: dict[str, Any], used: int | None, found: Found) -> list[s
     return [f"batch sizes up to {examples:,}: the training set has no more examples"]
 
 
-def check_whole(tunables: Sequence[Tunable], of_today: Mapping[str, float]) -> None:
+def check_whole_ranges(tunables: Sequence[Tunable], of_today: Mapping[str, float]) -> None:
     """InputError for a range of whole numbers whose baseline is none."""
     for one in tunables:
         if one.is_whole and isinstance(of_today.get(one.name), float):
@@ -339,15 +339,21 @@ def target_of(
 
 
 def eased(goal: float, mode: Mode) -> float:
-    """A goal in ``DIGITS`` significant digits, on the easier side; a share's by what it lacks."""
+    """A goal in ``DIGITS`` significant digits, on the easier side.
+
+    Of one between 0 and 1 that rises, such as an accuracy, it is what it lacks of 1 that has them.
+    """
     if mode == "min":
-        return _raised(goal)
-    lowered = 1.0 - _raised(1.0 - goal) if 0.0 < goal < 1.0 else -_raised(-goal)
+        return _rounded_up(goal)
+    lowered = 1.0 - _rounded_up(1.0 - goal) if 0.0 < goal < 1.0 else -_rounded_up(-goal)
     return round(lowered, 12)
 
 
-def _raised(value: float) -> float:
-    """The next number of ``DIGITS`` significant digits that is not below."""
+def _rounded_up(value: float) -> float:
+    """The next number of ``DIGITS`` significant digits that is not below.
+
+    For a goal that falls; :func:`eased` turns one that rises around.
+    """
     if value == 0.0:
         return 0.0
     digits = DIGITS - 1 - math.floor(math.log10(abs(value)))
@@ -356,7 +362,7 @@ def _raised(value: float) -> float:
     return round(math.ceil(value * scale - 1e-9) / scale, max(digits, 0))
 
 
-def piloted(
+def fill_by_pilot(
     options: Options, found: Found, history: Sequence[tuple[int, float]]
 ) -> tuple[Options, str]:
     """Fill the target by what a pilot run reached, and the budget where no length was found.

@@ -42,24 +42,24 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
     Raises:
         InputError: if a node is missing, or a reference leads nowhere.
     """
-    for key in ("data", "module"):
-        if parts.get(key) is None:
-            raise InputError(f"{key} is missing: name what builds it, as {key}._target_=PATH")
+    for key in ("data", "module", *(key for key in PARTIAL if parts.get(key))):
+        if "_target_" not in (parts.get(key) or ()):
+            raise InputError(f"{key} does not name what builds it: give {key}._target_=PATH")
     tuned = [tunable.name for tunable in options.tunables]
     names = [*tuned, *(options.trial.values or {}), *(parts.get("tunable") or {})]
     keys = {name: _key_of(parts, name) for name in names}
-    nodes, of_lr, of_size = (
-        resolved(parts, keys, settings_of(size, lr, steps=1), "cpu")
+    nodes, at_other_lr, at_other_size = (
+        resolve_nodes(parts, keys, settings_of(size, lr, steps=1), "cpu")
         for size, lr in ((1, 1.0), (1, 2.0), (2, 1.0))
     )
     # Where the config does not say which argument is the rate, its name does.
-    is_said = nodes["module"] != of_lr["module"] or options.override_lr
+    is_said = nodes["module"] != at_other_lr["module"] or options.override_lr
     rates = () if is_said else RATES
     return Recipe(
         module=partial(build, parts, keys, "module", rates),
         data=partial(build, parts, keys, "data", ()),
         trainer=partial(build, parts, keys, "trainer", ()),
-        data_follows=nodes["data"] != of_size["data"],
+        data_follows=nodes["data"] != at_other_size["data"],
         own_values=partial(own_values, parts, keys, tuned),
         **recipe_arguments(options, parts, keys),
     )
@@ -134,7 +134,7 @@ def own_values(
     return own
 
 
-def resolved(
+def resolve_nodes(
     parts: Mapping[str, Any], keys: Keys, trial: TrialSettings, device: str
 ) -> dict[str, Any]:
     """Resolve the nodes for a trial, as plain containers by their keys.
@@ -174,6 +174,8 @@ def build(
 ) -> Any:
     """Instantiate a node for a trial; ``device`` is cpu or cuda by then.
 
+    The functions of a :class:`Recipe` are partials of it, which the worker calls.
+
     Args:
         parts: the config.
         keys: of further values.
@@ -185,7 +187,7 @@ def build(
     Raises:
         InputError: if a target cannot be imported. What a target raises is raised as it is.
     """
-    node = resolved(parts, keys, trial, resolve_device(parts["device"]))[key] or {}
+    node = resolve_nodes(parts, keys, trial, resolve_device(parts["device"]))[key] or {}
     if key in PARTIAL:
         node["_partial_"] = True
     try:

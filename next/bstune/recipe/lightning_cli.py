@@ -4,6 +4,7 @@ Nothing that the file or the script names is imported here, but in the worker.
 """
 
 import argparse
+import os
 import re
 import runpy
 import sys
@@ -84,12 +85,12 @@ def split_arguments(arguments: Sequence[str]) -> tuple[CliFile, list[str]]:
         else:
             options.append(word)
     for path in named or ["config.yaml"]:
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise InputError(f"lightning needs a file of LightningCLI, but there is no {path}")
     return CliFile(tuple(named), tuple(overrides), lr_key), options
 
 
-def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
+def read_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
     """Read the files as plain YAML.
 
     Returns:
@@ -101,9 +102,10 @@ def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
     read, trainer = [], dict[str, Any]()
     for path in file.files:
         sections = read_yaml(Path(path))
-        if not isinstance(sections, dict):
+        of_trainer = sections.get("trainer") or {} if isinstance(sections, dict) else None
+        if not isinstance(of_trainer, dict):
             raise InputError(f"{path} is no file of LightningCLI, with model, data and trainer")
-        trainer |= sections.get("trainer") or {}
+        trainer |= of_trainer
         read.append(sections)
     overrides = dict(override.removeprefix("--").split("=", 1) for override in file.overrides)
     options = {}
@@ -122,7 +124,7 @@ def recipe_of_file(file: CliFile, options: Options) -> Recipe:
         file: with the command line's overrides.
         options: of the study.
     """
-    built = _OfFile(file, [one.name for one in options.tunables], not options.override_lr)
+    built = _BuiltByCli(file, [one.name for one in options.tunables], not options.override_lr)
     return Recipe(
         module=built.module,
         data=built.data,
@@ -133,7 +135,7 @@ def recipe_of_file(file: CliFile, options: Options) -> Recipe:
     )
 
 
-class _OfFile:
+class _BuiltByCli:
     """Module, data and Trainer's arguments of a trial, which LightningCLI builds together.
 
     Args:
@@ -153,19 +155,26 @@ class _OfFile:
         return vars(self) | {"_built": None}
 
     def module(self, trial: TrialSettings) -> Any:
-        """Build all of a trial, and give its module."""
-        config = _config(self._file)
-        values = {_key(config, [name], "tune"): value for name, value in trial.values.items()}
+        """Build all of a trial, and give its module.
+
+        All values are numbers. Where no key, or several, are called batch_size, the loader alone
+        gets the trial's.
+        """
+        config = _values_by_key(self._file)
+        values = {
+            _one_number_key(config, [name], "tune"): value for name, value in trial.values.items()
+        }
         if trial.lr is not None and self._sets_lr:
             values[self._rate_key(config)] = trial.lr
-        sizes = _keys(config, ["batch_size"])
-        if trial.batch_size is not None and len(sizes) == 1:
-            values[sizes[0]] = trial.batch_size
-        cli = _read(self._file, [f"--{key}={value!r}" for key, value in values.items()])
+        size_keys = _number_keys(config, ["batch_size"])
+        if trial.batch_size is not None and len(size_keys) == 1:
+            values[size_keys[0]] = trial.batch_size
+        cli = _read_by_cli(self._file, [f"--{key}={value!r}" for key, value in values.items()])
         self._built = trial, cli
         return cli.model
 
-    def _of(self, trial: TrialSettings) -> Any:
+    def _cli_of(self, trial: TrialSettings) -> Any:
+        """What was built for a trial; it is built where it is asked for first."""
         if self._built is None or self._built[0] is not trial:
             self.module(trial)
         assert self._built is not None  # noqa: S101 (module sets it)
@@ -173,30 +182,31 @@ class _OfFile:
 
     def data(self, trial: TrialSettings) -> Any:
         """Give the data module that was built with the module."""
-        data = self._of(trial).datamodule
+        data = self._cli_of(trial).datamodule
         if data is None:
             raise InputError("the file has no data: name a LightningDataModule, as data.class_path")
         return data
 
     def trainer(self, trial: TrialSettings) -> dict[str, Any]:
         """Give the Trainer's arguments, but for those that are options."""
-        arguments = self._of(trial).trainer
+        arguments = self._cli_of(trial).trainer
         return {name: value for name, value in arguments.items() if name not in OF_TRAINER}
 
     def own_values(self) -> dict[str, int | float | None]:
         """The file's rate, as ``lr``, and its further values; it builds nothing."""
-        config = _config(self._file)
-        keys = {name: _key(config, [name], "tune") for name in self._tuned}
+        config = _values_by_key(self._file)
+        keys = {name: _one_number_key(config, [name], "tune") for name in self._tuned}
         if self._sets_lr:
             keys["lr"] = self._rate_key(config)
         return {name: value_of_today(name, config[key]) for name, key in keys.items()}
 
     def _rate_key(self, config: Mapping[str, Any]) -> str:
+        """The key of the rate; InputError where there is none, or several."""
         given = self._file.lr_key
-        return _key(config, RATES if given is None else [given], "lr_key=KEY")
+        return _one_number_key(config, RATES if given is None else [given], "lr_key=KEY")
 
 
-def _keys(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
+def _number_keys(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
     """The keys of numbers that a trial may set and that have a name; with none, of all."""
     keys = []
     for key, value in config.items():
@@ -207,13 +217,13 @@ def _keys(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
     return keys
 
 
-def _key(config: Mapping[str, Any], names: Collection[str], option: str) -> str:
+def _one_number_key(config: Mapping[str, Any], names: Collection[str], option: str) -> str:
     """The key of one number; InputError where there is none, or several."""
-    found = _keys(config, names)
+    found = _number_keys(config, names)
     if len(found) != 1:
         raise InputError(
             f"{option} must name one number of the file, but {' or '.join(names)} names "
-            f"{len(found)}: it has {', '.join(found or _keys(config, ()))}"
+            f"{len(found)}: it has {', '.join(found or _number_keys(config, ()))}"
         )
     return found[0]
 
@@ -229,6 +239,7 @@ class _Reading:
     config: Any
 
     def add_default_arguments_to_parser(self, parser: Any) -> None:
+        """Let the file have what a saved one has of its fit."""
         super().add_default_arguments_to_parser(parser)  # type: ignore[misc]
         for name in OF_FIT:
             parser.add_argument(f"--{name}")
@@ -238,21 +249,23 @@ class _Reading:
         self.config = parser.parse_args(args)
 
     def instantiate_classes(self) -> None:
+        """Build, or end the reading where the values are all that is wanted."""
         if not self.builds:
             raise _Made(self)
         super().instantiate_classes()  # type: ignore[misc]
 
     def _instantiate_trainer(self, *arguments: Any) -> Any:
+        """Give the arguments as a dict."""
         self.trainer_class = dict
         return super()._instantiate_trainer(*arguments)  # type: ignore[misc]
 
 
-def _config(file: CliFile) -> dict[str, Any]:
+def _values_by_key(file: CliFile) -> dict[str, Any]:
     """The values of a file and of the defaults, by their keys."""
-    return dict(_read(file, (), builds=False).config.items())
+    return dict(_read_by_cli(file, (), builds=False).config.items())
 
 
-def _read(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> Any:
+def _read_by_cli(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> Any:
     """Let LightningCLI read a file; without ``builds`` it has a ``config`` alone.
 
     Raises:
@@ -272,7 +285,7 @@ def _read(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> An
         try:
             with ExitStack() as stack:
                 for cli in classes:
-                    stack.enter_context(_reads(cli, words, builds))
+                    stack.enter_context(_made_to_read(cli, words, builds))
                 make()
         except _Made as made:
             return made.args[0]
@@ -289,11 +302,12 @@ def _read(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> An
 
 
 @contextmanager
-def _reads(cli: Any, words: Sequence[str], builds: bool) -> Iterator[None]:
+def _made_to_read(cli: Any, words: Sequence[str], builds: bool) -> Iterator[None]:
     """Let a class and its subclasses read some words, whatever they are called with."""
     own_init = cli.__init__
 
     def init(self: Any, model: Any = None, data: Any = None, **named: Any) -> None:
+        """Read the words, without what the script asks for of a run; it never returns."""
         parser = {**(named.get("parser_kwargs") or {}), "exit_on_error": False}
         ours = {"args": words, "run": False, "save_config_callback": None, "parser_kwargs": parser}
         self.__class__ = type("Reading", (_Reading, type(self)), {"builds": builds})

@@ -39,12 +39,14 @@ def recipe_of_project(
             f"module must be a class or a function, so that each trial starts untrained, but got "
             f"an instance: give {name}, or lambda trial: {name}(lr=trial.lr)"
         )
+    if trainer is not None and not isinstance(trainer, Mapping):
+        raise InputError(f"trainer must be arguments by their names, but got {trainer!r:.100}")
     usual = {one.name: one.value(0.5) for one in options.tunables} | (options.baseline.values or {})
     is_given = hasattr(data, "train_dataloader") and not isinstance(data, type)
     if isinstance(data, tuple | list) and len(data) == 2:
         data, is_given = tuple(data), True
-    build_data = partial(_given, data) if is_given else _builder(data, "data", usual)
-    of_data, others = ({}, []) if is_given else _arguments(data, usual)
+    build_data = partial(_same_for_each_trial, data) if is_given else _builder(data, "data", usual)
+    of_data, others = ({}, []) if is_given else _trial_arguments(data, usual)
     # What nothing else takes is left to the module's **kwargs.
     left = [name for name in usual if name not in of_data]
     build_module = _builder(module, "module", usual, left, needs_rate=not options.override_lr)
@@ -52,20 +54,20 @@ def recipe_of_project(
     return Recipe(
         module=build_module,
         data=build_data,
-        trainer=partial(_given, dict(trainer or {})),
+        trainer=partial(_same_for_each_trial, dict(trainer or {})),
         # A function of the trial has one argument of another name.
         data_follows="batch_size" in of_data or bool(others),
-        own_values=partial(dict, _own_values(parts, usual, left)),
+        own_values=partial(dict, _defaults_of_tuned(parts, usual, left)),
         **recipe_arguments(options),
     )
 
 
-def _given(value: Any, trial: TrialSettings) -> Any:
+def _same_for_each_trial(value: Any, trial: TrialSettings) -> Any:
     """Give a value that is the same in each trial; the worker gets a copy for each."""
     return value
 
 
-def _called(
+def _call_with_values(
     function: Callable[..., Any],
     values: Mapping[str, str],
     usual: Mapping[str, int | float],
@@ -83,7 +85,7 @@ def _called(
     return function(**{name: value for name, value in given.items() if value is not None})
 
 
-def _of_trial(
+def _call_with_trial(
     function: Callable[..., Any], usual: Mapping[str, int | float], trial: TrialSettings
 ) -> Any:
     """Call a function of the trial; a trial without further values gets the usual ones."""
@@ -91,7 +93,7 @@ def _of_trial(
     return function(trial)
 
 
-def _own_values(
+def _defaults_of_tuned(
     parts: Sequence[Any], names: Collection[str], left: Collection[str]
 ) -> dict[str, int | float | None]:
     """The defaults of the arguments that are tuned; None where there is none.
@@ -100,12 +102,12 @@ def _own_values(
 
     Args:
         parts: data and module, or the module alone.
-        names, left: as of :func:`_arguments`.
+        names, left: as of :func:`_trial_arguments`.
     """
     own: dict[str, int | float | None] = {}
     takes_trial = False
     for part in parts:
-        values, others = _arguments(part, names, left)
+        values, others = _trial_arguments(part, names, left)
         takes_trial |= not values and len(others) == 1
         arguments = inspect.signature(part).parameters
         for name in names:
@@ -123,7 +125,7 @@ def _own_values(
     return {name: own.get(name) for name in names}
 
 
-def _arguments(
+def _trial_arguments(
     function: Any, names: Collection[str], left: Collection[str] = ()
 ) -> tuple[dict[str, str], list[str]]:
     """The arguments that get values of the trial, with their names, and others that are needed.
@@ -167,20 +169,24 @@ def _builder(
         function: of the user's.
         what: ``module`` or ``data``.
         usual: further values that are tuned, where a trial has none.
-        left: as of :func:`_arguments`.
+        left: as of :func:`_trial_arguments`.
         needs_rate: whether it has to get the trial's rate.
 
     Raises:
         InputError: if it cannot be called, lacks an argument for the rate, or needs others.
     """
-    if not callable(function):
-        raise InputError(f"{what} must be a class or a function, but got {function!r:.100}")
-    values, others = _arguments(function, usual, left)
+    try:
+        values, others = _trial_arguments(function, usual, left)
+    # What cannot be called, and a class of Python's own, tell no arguments.
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{what} must be a class or a function, but got {function!r:.100}"
+        ) from error
     name = _name_of(function, what)
     is_class = isinstance(function, type)
     # A function of one argument is a function of the trial.
     if len(others) == 1 and not values and not is_class:
-        return partial(_of_trial, function, usual)
+        return partial(_call_with_trial, function, usual)
     if others:
         written = ", ".join(f"{other}=..." for other in others)
         raise InputError(
@@ -197,4 +203,4 @@ def _builder(
     for name, value in usual.items():
         if name in arguments and arguments[name].default is inspect.Parameter.empty:
             needed[name] = value
-    return partial(_called, function, values, needed)
+    return partial(_call_with_values, function, values, needed)

@@ -74,9 +74,9 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
     """Write an answer's rows: the verdict, those of its objective, and what to do."""
     texts = [(label, write(result)) for label, write in WORDINGS[result.objective].rows.items()]
     texts += [("Warning", f"{one.state}: {one.fix}") for one in result.warnings[:MOST_WARNINGS]]
-    texts += [("Next", _next(result)), ("Train", _train(result))]
+    texts += [("Next", _row_next(result)), ("Train", _row_train(result))]
     rows = [Row(label, text) for label, text in texts if text is not None]
-    return (_first(result), *rows)
+    return (_first_row(result), *rows)
 
 
 def where(result: StudyResult) -> str:
@@ -101,7 +101,7 @@ def render(result: StudyResult) -> str:
     """Write the header and the rows, in 80 columns."""
     lines = [textwrap.fill(header(result), console.LINE_WIDTH), ""]
     lines += map(str, answer(result))
-    return "\n".join(lines)
+    return console.plain("\n".join(lines))
 
 
 def files_row(folder: Path) -> Row:
@@ -150,48 +150,52 @@ def one_run(record: Record) -> str:
     )
 
 
-def _first(result: StudyResult) -> Row:
+def _first_row(result: StudyResult) -> Row:
     """Write line 1: the verdict or, where the question asks for none, the critical batch size."""
     if result.verdict is not None:
-        return Row(result.verdict.capitalize(), _verdict(result))
+        return Row(result.verdict.capitalize(), _verdict_text(result))
     text = "batch size"
     critical = result.critical
     if critical is not None:
         text = critical_text(critical)
         if critical.linear_below is not None and critical.no_gain_above is not None:
-            below, above = _whole(critical.linear_below), _whole(critical.no_gain_above)
+            below, above = (
+                _whole_number(critical.linear_below),
+                _whole_number(critical.no_gain_above),
+            )
             text += f": perfect scaling below {below}, maximal data parallelism above {above}"
     return Row("Critical", text)
 
 
-def _verdict(result: StudyResult) -> str:
+def _verdict_text(result: StudyResult) -> str:
+    """Write line 1 behind its verdict."""
     best = result.best
     baseline = result.baseline
     speedup = result.speedup
     if not result.reached:
-        return _unreached(result)
+        return _unreached_text(result)
     missing = f"missing: {result.missing}"
     words = WORDINGS[result.objective]
     if best is None:
         return missing
     if result.seeks_metric:
-        return _of_metric(result, best)
+        return _metric_verdict_text(result, best)
     if result.verdict == "use":
-        return f"{_named(best)}: {words.least}"
+        return f"{_name_of_best(best)}: {words.least}"
     if speedup is None or baseline is None:
-        return f"{_named(best)} is the best so far; {missing}"
+        return f"{_name_of_best(best)} is the best so far; {missing}"
     best_other = f"the best of {console.count(result.configurations, 'other')}"
     if result.verdict == "keep" and speedup.high is not None:
         at_most = f"at most {console.speedup(speedup.high)} {words.better}"
-        return f"{_named(best)}: {best_other} {words.verb} {at_most}"
+        return f"{_name_of_best(best)}: {best_other} {words.verb} {at_most}"
     compared = _speedup_text(result, speedup, baseline)
     if result.verdict == "switch":
-        return f"to {_named(best)}: {compared}"
-    faster = best_other if best.number == baseline.number else _named(best)
+        return f"to {_name_of_best(best)}: {compared}"
+    faster = best_other if best.number == baseline.number else _name_of_best(best)
     return f"{faster} {words.verb} {compared}; {missing}"
 
 
-def _of_metric(result: StudyResult, best: Confirmed) -> str:
+def _metric_verdict_text(result: StudyResult, best: Confirmed) -> str:
     """Write the best metric beside the baseline's, and the difference with its interval."""
     improvement = result.improvement
     better = "lower" if result.target.mode == "min" else "higher"
@@ -199,13 +203,13 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
     if result.verdict == "keep" and improvement is not None and improvement.high is not None:
         others = console.count(result.configurations, "other")
         if improvement.high <= 0.0:
-            return f"{_named(best)}: none of {others} has a {better} {metric}"
+            return f"{_name_of_best(best)}: none of {others} has a {better} {metric}"
         at_most = f"at most {console.number(improvement.high, 2)} {better}"
-        return f"{_named(best)}: {metric} of the best of {others} is {at_most}"
-    _, compared = _compared(result, best)
-    text = f"{_named(best)}: {metric} {_metric(best)}"
+        return f"{_name_of_best(best)}: {metric} of the best of {others} is {at_most}"
+    _, compared = _compared_with(result, best)
+    text = f"{_name_of_best(best)}: {metric} {_metric_text(best)}"
     if compared is not None:
-        text += f" instead of {_metric(compared)}"
+        text += f" instead of {_metric_text(compared)}"
     text += f" in {result.budget}"
     if improvement is not None:
         # Where the baseline is the best so far, it is better than the other one by as much.
@@ -224,40 +228,41 @@ def _is_baseline(result: StudyResult, configuration: Confirmed) -> bool:
     return result.baseline is not None and configuration.number == result.baseline.number
 
 
-def _compared(result: StudyResult, best: Confirmed) -> tuple[str, Confirmed | None]:
+def _compared_with(result: StudyResult, best: Confirmed) -> tuple[str, Confirmed | None]:
     """Name what the best is compared with: the baseline or, where it is that, the best other."""
     if _is_baseline(result, best):
         return "best other", result.other
     return "baseline", result.baseline
 
 
-def _metric(configuration: Confirmed) -> str:
+def _metric_text(configuration: Confirmed) -> str:
     """Write a metric with four digits: two runs may differ by little."""
     return "none" if configuration.metric is None else console.number(configuration.metric, 4)
 
 
-def _budget(result: StudyResult) -> str | None:
+def _row_budget(result: StudyResult) -> str | None:
     """Write what the budget takes, and the runs that line 1 stands on."""
     best = result.best
     if best is None or not best.runs:
         return None
-    text = f"{result.budget}: {_took_budget(result, best)}"
-    name, compared = _compared(result, best)
+    text = f"{result.budget}: {_steps_of_budget(result, best)}"
+    name, compared = _compared_with(result, best)
     if compared is not None:
-        text += f"; {name} ({_pair(compared)}) {_took_budget(result, compared)}"
+        text += f"; {name} ({_configuration_text(compared)}) {_steps_of_budget(result, compared)}"
     return f"{text}; {console.count(best.runs, 'new seed')} each"
 
 
-def _took_budget(result: StudyResult, configuration: Confirmed) -> str:
+def _steps_of_budget(result: StudyResult, configuration: Confirmed) -> str:
     """Write the steps of a budget, with their seconds where these are not the budget."""
     if result.budget.is_whole_run:
         return console.seconds(configuration.seconds)
     if result.budget.seconds is None:
-        return _took(result, configuration)
-    return f"{_whole(configuration.steps)} steps"
+        return _time_and_steps(result, configuration)
+    return f"{_whole_number(configuration.steps)} steps"
 
 
-def _unreached(result: StudyResult) -> str:
+def _unreached_text(result: StudyResult) -> str:
+    """Write line 1 where nothing reached the target: how close a trial came."""
     text = f"nothing reached {result.target}"
     if result.seeks_metric:
         text = f"no trial trained for its whole budget of {result.budget}"
@@ -268,7 +273,7 @@ def _unreached(result: StudyResult) -> str:
     if result.target.mode == "max":
         trend = trend.replace("falling", "rising")
     value = console.number(closest.value)
-    return f"{text}: closest {value} ({_pair(closest.configuration)}); {trend}"
+    return f"{text}: closest {value} ({_configuration_text(closest.configuration)}); {trend}"
 
 
 def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) -> str:
@@ -279,52 +284,54 @@ def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) ->
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
         return f"at least {better} {words.than} {pair}, whose median run {end}"
-    return f"{better}{brackets(speedup.low, speedup.high, _end)} {words.than} {pair}"
+    return f"{better}{brackets(speedup.low, speedup.high, _speedup_end)} {words.than} {pair}"
 
 
-def _end(value: float) -> str:
+def _speedup_end(value: float) -> str:
     """Write an end of a speedup; more digits where two would hide on which side of 1 it lies."""
     text = console.number(value, 2)
     return console.number(value, 4) if text == "1" else text
 
 
-def _seeds_and_faster(result: StudyResult) -> str | None:
+def _row_time(result: StudyResult) -> str | None:
     """Write what the runs took, and what is faster in seconds."""
-    text = _runs(result)
+    text = _runs_text(result)
     faster = result.faster
     if text is None or faster is None:
         return text
     times = console.speedup(faster.speedup)
-    return f"{text}; {_pair(faster)} is predicted to be {times} as fast in seconds"
+    return f"{text}; {_configuration_text(faster)} is predicted to be {times} as fast in seconds"
 
 
-def _runs(result: StudyResult) -> str | None:
+def _runs_text(result: StudyResult) -> str | None:
     """Write what the best and the baseline took on new seeds."""
     best = result.best
     if best is None or not best.runs:
         return None
-    runs = _reached(best)
-    share = f"({_share(best.predicted_share)} predicted)"
-    took_best = _took(result, best)
-    name, compared = _compared(result, best)
+    runs = _count_reached(best)
+    share = f"({_share_in_tenths(best.predicted_share)} predicted)"
+    took_best = _time_and_steps(result, best)
+    name, compared = _compared_with(result, best)
     if _is_baseline(result, best):
         took_best = f"baseline {took_best}"
     if compared is None or not compared.runs:
         return f"{took_best}; {runs} new seeds reached it {share}"
-    pair = f" ({_pair(compared)})" if compared is result.other else ""
+    pair = f" ({_configuration_text(compared)})" if compared is result.other else ""
     seeds = f"{runs} new seeds each reached it {share}"
-    if _reached(compared) != runs:
-        seeds = f"{runs} new seeds reached it {share}; {name} {_reached(compared)}"
-    return f"{took_best}; {name}{pair} {_took(result, compared)}; {seeds}"
+    if _count_reached(compared) != runs:
+        seeds = f"{runs} new seeds reached it {share}; {name} {_count_reached(compared)}"
+    return f"{took_best}; {name}{pair} {_time_and_steps(result, compared)}; {seeds}"
 
 
-def _easier(result: StudyResult) -> str | None:
+def _row_easier(result: StudyResult) -> str | None:
+    """Write the goal that a quarter of the trials reached; None where the target was reached."""
     if result.easier_goal is None:
         return None
     return f"a quarter of the trials reached {result.easier_goal:g}: {result.easier}"
 
 
-def _also_good(result: StudyResult) -> str | None:
+def _row_also_good(result: StudyResult) -> str | None:
+    """Write the near-optimal batch sizes and what the rate alone gains; None for neither."""
     parts = []
     if result.near_optimal is not None and result.verdict != "not yet":
         low, high = result.near_optimal
@@ -342,7 +349,8 @@ def _also_good(result: StudyResult) -> str | None:
     return "; ".join(parts) or None
 
 
-def _scaling(result: StudyResult) -> str | None:
+def _row_scaling(result: StudyResult) -> str | None:
+    """Write B_crit and the noise scale; None where B_crit is not computed."""
     if result.critical is None:
         return None
     text = f"critical {critical_text(result.critical)}"
@@ -366,20 +374,27 @@ def critical_text(critical: Critical) -> str:
     """Write the critical batch size, without its first word."""
     ends = critical.interval
     if ends.value is not None:
-        return f"batch size {_whole(ends.value)}{brackets(ends.low, ends.high, _whole)}"
+        return (
+            f"batch size {_whole_number(ends.value)}{brackets(ends.low, ends.high, _whole_number)}"
+        )
     if ends.low is not None:
         last = f"{critical.largest:,}"
-        return f"batch size above {_whole(ends.low)}: no trial above {last} reached the target"
+        return (
+            f"batch size above {_whole_number(ends.low)}: no trial above {last} reached the target"
+        )
     if ends.high is not None:
         last = f"{critical.smallest:,}"
-        return f"batch size below {_whole(ends.high)}: no trial below {last} reached the target"
+        return (
+            f"batch size below {_whole_number(ends.high)}: no trial below {last} reached the target"
+        )
     if critical.smallest == critical.largest:
         return f"batch size unknown: only batch size {critical.smallest:,} reached the target"
     reached = f"{critical.smallest:,} to {critical.largest:,}"
     return f"batch size unknown: batch sizes {reached} that reached the target show none"
 
 
-def _range(result: StudyResult) -> str | None:
+def _row_range(result: StudyResult) -> str | None:
+    """Write which octaves have a trial that reached; None where no trial did."""
     searched = result.searched
     if searched is None:
         return None
@@ -409,7 +424,8 @@ def growth(result: StudyResult) -> str | None:
     return f"the best lr scales as batch size^{exponent.value:.2f}{ends}"
 
 
-def _next(result: StudyResult) -> str | None:
+def _row_next(result: StudyResult) -> str | None:
+    """Write what to do next; None where the verdict leaves nothing open."""
     if result.verdict not in (None, "not yet"):
         return None
     fix = None
@@ -420,23 +436,25 @@ def _next(result: StudyResult) -> str | None:
     return ": ".join(filter(None, (fix, missing, result.next))) or None
 
 
-def _train(result: StudyResult) -> str | None:
+def _row_train(result: StudyResult) -> str | None:
+    """Write what trains the best; None under another verdict than switch or use."""
     return result.train_command if result.verdict in ("switch", "use") else None
 
 
-def _named(best: Confirmed) -> str:
+def _name_of_best(best: Confirmed) -> str:
     """Name the best: with further values by its file, as row Best has them."""
-    return "the configuration in best.yaml" if best.values else _pair(best)
+    return "the configuration in best.yaml" if best.values else _configuration_text(best)
 
 
-def _best(result: StudyResult) -> str | None:
+def _row_best(result: StudyResult) -> str | None:
     """Write the best with its further values, which line 1 leaves out."""
     if result.best is None or not result.reached or not result.best.values:
         return None
-    return _pair(result.best)
+    return _configuration_text(result.best)
 
 
-def _pair(configuration: Configuration) -> str:
+def _configuration_text(configuration: Configuration) -> str:
+    """Write batch size, rate, further values and a schedule's length."""
     pair = f"batch size {configuration.batch_size:,}, lr {console.number(configuration.lr)}"
     for name, value in configuration.values.items():
         pair += f", {name} {console.exact(value)}"
@@ -445,19 +463,20 @@ def _pair(configuration: Configuration) -> str:
     return pair
 
 
-def _reached(configuration: Confirmed) -> str:
+def _count_reached(configuration: Confirmed) -> str:
+    """Write how many runs reached the target: all 3, 2 of 3."""
     reached, runs = configuration.reached, configuration.runs
     return f"all {runs}" if reached == runs > 1 else f"{reached} of {runs}"
 
 
-def _share(share: float) -> str:
+def _share_in_tenths(share: float) -> str:
     """Write a share of seeds in tenths; it is never all of them, as it is predicted."""
     return f"{min(round(10 * share), 9)} of 10"
 
 
-def _took(result: StudyResult, configuration: Confirmed) -> str:
+def _time_and_steps(result: StudyResult, configuration: Confirmed) -> str:
     """Write seconds and steps to the target, what is minimised first."""
-    parts = [console.seconds(configuration.seconds), f"{_whole(configuration.steps)} steps"]
+    parts = [console.seconds(configuration.seconds), f"{_whole_number(configuration.steps)} steps"]
     if WORDINGS[result.objective].steps_first:
         parts.reverse()
     took = ", ".join(parts)
@@ -465,7 +484,7 @@ def _took(result: StudyResult, configuration: Confirmed) -> str:
     return f"over {took}" if configuration.is_bound else took
 
 
-def _whole(value: float) -> str:
+def _whole_number(value: float) -> str:
     return console.number(round(value))
 
 
@@ -483,11 +502,11 @@ def brackets(low: float | None, high: float | None, write: Callable[[float], str
 WORDINGS: dict[Objective, Wording] = {
     "time": Wording(
         rows={
-            "Best": _best,
-            "Time": _seeds_and_faster,
-            "Easier": _easier,
-            "Also good": _also_good,
-            "Scaling": _scaling,
+            "Best": _row_best,
+            "Time": _row_time,
+            "Easier": _row_easier,
+            "Also good": _row_also_good,
+            "Scaling": _row_scaling,
         },
         least="the least time to the target",
         verb="is",
@@ -496,11 +515,11 @@ WORDINGS: dict[Objective, Wording] = {
     ),
     "steps": Wording(
         rows={
-            "Best": _best,
-            "Steps": _seeds_and_faster,
-            "Easier": _easier,
-            "Also good": _also_good,
-            "Scaling": _scaling,
+            "Best": _row_best,
+            "Steps": _row_time,
+            "Easier": _row_easier,
+            "Also good": _row_also_good,
+            "Scaling": _row_scaling,
         },
         least="the fewest steps to the target",
         verb="takes",
@@ -508,6 +527,6 @@ WORDINGS: dict[Objective, Wording] = {
         than="than",
         steps_first=True,
     ),
-    "curve": Wording(rows={"Range": _range, "Rates": rates, "Easier": _easier}),
-    "metric": Wording(rows={"Best": _best, "Budget": _budget, "Also good": _also_good}),
+    "curve": Wording(rows={"Range": _row_range, "Rates": rates, "Easier": _row_easier}),
+    "metric": Wording(rows={"Best": _row_best, "Budget": _row_budget, "Also good": _row_also_good}),
 }

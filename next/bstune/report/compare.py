@@ -70,7 +70,7 @@ class Comparison(Frozen):
         return render(self)
 
 
-def compared(
+def compare_results(
     results: Mapping[str, StudyResult],
     over: str | None = None,
     values: Mapping[str, float] | None = None,
@@ -111,29 +111,30 @@ def critical_of(result: StudyResult) -> Interval | None:
     return None if result.critical is None else result.critical.interval
 
 
-def _of_best(read: Callable[[Confirmed], Interval], result: StudyResult) -> Interval | None:
+def _value_of_best(read: Callable[[Confirmed], Interval], result: StudyResult) -> Interval | None:
     """A value of the best that was run on new seeds; a bound has no ratio."""
     best = result.best
     is_known = best is not None and best.runs and not best.is_bound and not result.seeks_metric
     return read(best) if best is not None and is_known else None
 
 
-def _seconds(best: Confirmed) -> Interval:
+def _seconds_interval(best: Confirmed) -> Interval:
     return Interval(value=best.seconds, low=best.seconds_low, high=best.seconds_high)
 
 
-def _steps(best: Confirmed) -> Interval:
+def _steps_interval(best: Confirmed) -> Interval:
     return Interval(value=best.steps, low=best.steps_low, high=best.steps_high)
 
 
 QUANTITIES: dict[Any, Callable[[StudyResult], Interval | None]] = {
     "critical batch size": critical_of,
-    "time to target": partial(_of_best, _seconds),
-    "steps to target": partial(_of_best, _steps),
+    "time to target": partial(_value_of_best, _seconds_interval),
+    "steps to target": partial(_value_of_best, _steps_interval),
 }
 
 
 def _ratio(of: Any, results: Mapping[str, StudyResult], first: str, study: str) -> Ratio | None:
+    """A quantity of a study over the first one's; None where one of them does not have it."""
     below, above = (QUANTITIES[of](results[name]) for name in (first, study))
     if below is None or above is None or below.value is None or above.value is None:
         return None
@@ -143,14 +144,20 @@ def _ratio(of: Any, results: Mapping[str, StudyResult], first: str, study: str) 
 
 def quotient(above: Interval, below: Interval) -> Interval:
     """The quotient of two independent positive values, with an interval as of :class:`Ratio`."""
-    value = _log(above.value) - _log(below.value)
-    down = math.hypot(_log(above.value) - _log(above.low), _log(below.high) - _log(below.value))
-    up = math.hypot(_log(above.high) - _log(above.value), _log(below.value) - _log(below.low))
+    value = _log_or_infinite(above.value) - _log_or_infinite(below.value)
+    down = math.hypot(
+        _log_or_infinite(above.value) - _log_or_infinite(above.low),
+        _log_or_infinite(below.high) - _log_or_infinite(below.value),
+    )
+    up = math.hypot(
+        _log_or_infinite(above.high) - _log_or_infinite(above.value),
+        _log_or_infinite(below.value) - _log_or_infinite(below.low),
+    )
     low, high = (None if math.isinf(end) else math.exp(end) for end in (value - down, value + up))
     return Interval(value=math.exp(value), low=low, high=high)
 
 
-def _log(value: float | None) -> float:
+def _log_or_infinite(value: float | None) -> float:
     """An open end is infinitely far away, on whichever side it is."""
     return math.inf if not value else math.log(value)
 
@@ -176,7 +183,7 @@ def power_law(
 
     Args:
         results: by name.
-        over: as of :func:`compared`.
+        over: as of :func:`compare_results`.
         given: sizes N by name, in place of the results' own.
 
     Raises:
@@ -200,7 +207,7 @@ def power_law(
             f"size, but got {len(set(sizes.values()))}"
         )
     x = np.log(list(sizes.values()))
-    y = np.log([_value(results[name]) for name in sizes])
+    y = np.log([_known_b_crit(results[name]) for name in sizes])
     # It takes a second to import.
     from scipy.stats import linregress
     from scipy.stats import t as student
@@ -225,7 +232,8 @@ def power_law(
     )
 
 
-def _value(result: StudyResult) -> float:
+def _known_b_crit(result: StudyResult) -> float:
+    """B_crit of a result that has one."""
     critical = critical_of(result)
     assert critical is not None and critical.value is not None  # noqa: PT018, S101
     return critical.value
@@ -238,7 +246,7 @@ def render(comparison: Comparison) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines.append("")
     lines += [console.wrap(*row) for row in statements(comparison)]
-    return "\n".join(lines)
+    return console.plain("\n".join(lines))
 
 
 def table(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -251,11 +259,12 @@ def table(comparison: Comparison) -> list[tuple[str, ...]]:
         if result.critical is not None:
             # Why it has an open end stands in the study's own answer.
             critical = critical_text(result.critical).partition(":")[0]
-        rows.append((name, *_of_its_best(result), critical.removeprefix("batch size ")))
+        rows.append((name, *_cells_of_best(result), critical.removeprefix("batch size ")))
     return rows
 
 
-def _of_its_best(result: StudyResult) -> tuple[str, str, str]:
+def _cells_of_best(result: StudyResult) -> tuple[str, str, str]:
+    """Its batch size, its rate, and its metric or seconds to target; empty where there is none."""
     best = result.best
     if best is None:
         return "", "", ""

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bstune.report.compare import Comparison, PowerLaw, critical_of, statements, table
-from bstune.report.figure import Panel, curve_seconds, draw_legend, scale
+from bstune.report.figure import Panel, curve_seconds, draw_legend, scale_axes
 from bstune.report.page import svg, template
 from bstune.study.result import StudyResult
 from bstune.system import console
@@ -57,7 +57,7 @@ def compare_figure(comparison: Comparison) -> Figure:
         for place, (name, result) in enumerate(comparison.studies.items()):
             _draw_study(axes, panel, result, name, colormaps["tab10"](place))
         axes.set_ylabel(panel.name, parse_math=False)
-        scale(axes, panel)
+        scale_axes(axes, panel)
     if comparison.law is not None:
         _draw_law(all_axes[-1], comparison, comparison.law)
     draw_legend(figure, all_axes[:1])
@@ -95,7 +95,7 @@ def _draw_study(axes: Axes, panel: Panel, result: StudyResult, name: str, colour
         sizes = [point.batch_size for point in result.curve]
         low, middle, high = zip(*map(panel.curve, result.curve), strict=True)
         axes.fill_between(sizes, low, high, color=colour, **BAND)
-        axes.plot(sizes, middle, color=colour, label=name)
+        axes.plot(sizes, middle, color=colour, label=console.plain(name))
     height = None if result.best is None else panel.confirmed(result.best)
     if result.best is not None and height is not None:
         axes.scatter(result.best.batch_size, height, marker="*", s=110, color=colour, zorder=5)

@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from bstune.core.records import Record, Status, ends
-from bstune.hardware.survey import Survey
+from bstune.core.records import Record, Status, last_of_chains
+from bstune.hardware.roofline import Roofline
+from bstune.hardware.survey import Timing
 from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
 from bstune.study.result import Confirmed, CriticalAt, StudyResult
@@ -110,13 +111,13 @@ def _draw_metric(figure: Figure, result: StudyResult, records: Sequence[Record])
         confirmed=lambda runs: runs.metric,
         scale="linear",
     )
-    trials = [record for record in ends(records) if record.role != "new seed"]
+    trials = [record for record in last_of_chains(records) if record.role != "new seed"]
     metric_axes, rate_axes, run_axes = figure.subplots(1, 3)
     _draw_panel(metric_axes, panel, result, trials)
     _scatter(rate_axes, RATE, trials, ("diverged",), CROSS)
     _draw_panel(rate_axes, RATE, result, trials)
     for runs, colour in ((result.baseline, GREEN), (result.best, VERMILION)):
-        for record in ends(records):
+        for record in last_of_chains(records):
             if runs is not None and record.repeats == runs.number and record.finite_history:
                 steps, values = zip(*record.finite_history, strict=True)
                 shares = [step / runs.steps for step in steps]
@@ -151,7 +152,7 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
         confirmed=lambda runs: runs.seconds,
         number=console.seconds,
     )
-    trials = [record for record in ends(records) if record.role != "new seed"]
+    trials = [record for record in last_of_chains(records) if record.role != "new seed"]
     over_targets = _over_targets(result)
     if over_targets:
         figure.set_figwidth(WIDE_INCHES)
@@ -208,7 +209,7 @@ def _draw_panel(axes: Axes, panel: Panel, result: StudyResult, trials: Sequence[
         # Trials far off the curve would leave it little room.
         axes.set_ylim(min(heights) / ROOM, max(heights) * ROOM)
     axes.set_ylabel(panel.name, parse_math=False)
-    scale(axes, panel)
+    scale_axes(axes, panel)
 
 
 def _scatter(
@@ -277,7 +278,7 @@ def _draw_over_targets(axes: Axes, points: Sequence[CriticalAt]) -> None:
     axes.grid(alpha=0.15)
 
 
-def scale(axes: Axes, panel: Panel) -> None:
+def scale_axes(axes: Axes, panel: Panel) -> None:
     """Scale both axes, with batch sizes at powers of two and plain numbers."""
     axes.set(xscale="log", yscale=panel.scale, xlabel="batch size")
     axes.xaxis.set_major_locator(LogLocator(2, numticks=9))
@@ -301,29 +302,33 @@ def draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
             entries.setdefault(label, handle)
     style: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "frameon": False}
     if entries:
-        figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
+        legend = figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
+        # A study may be called a$b$.
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
-def roofline_figure(survey: Survey) -> Figure:
-    """Draw the roofline, with a point a batch size that was timed; both axes logarithmic."""
+def roofline_figure(roofline: Roofline, timings: Sequence[Timing]) -> Figure:
+    """Draw the roofline, with a point a batch size that was timed; both axes logarithmic.
+
+    For a study's roofline.png and its page; there is one timing at least.
+    """
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.add_subplot()
-    roofline = survey.roofline
-    if roofline is not None:
-        intensities = []
-        rates = []
-        for one in survey.timings:
-            intensity = roofline.intensity(one.batch_size)
-            rate = roofline.flops(one.batch_size) / one.seconds
-            label = f"{one.batch_size:,}"
-            axes.annotate(label, (intensity, rate), (4, -10), textcoords="offset points")
-            intensities.append(intensity)
-            rates.append(rate)
-        ends = min(*intensities, roofline.ridge) / 3, max(*intensities, roofline.ridge) * 3
-        x = np.geomspace(*ends, 100)
-        axes.plot(x, np.minimum(roofline.peak, roofline.bandwidth * x), color=GREY)
-        axes.plot(intensities, rates, color=BLUE, marker="o", markersize=4, linewidth=0.8)
-        axes.axvline(roofline.ridge, color=VERMILION, linewidth=0.8, linestyle=":")
+    intensities = []
+    rates = []
+    for timing in timings:
+        intensity = roofline.intensity(timing.batch_size)
+        rate = roofline.flops(timing.batch_size) / timing.seconds
+        label = f"{timing.batch_size:,}"
+        axes.annotate(label, (intensity, rate), (4, -10), textcoords="offset points")
+        intensities.append(intensity)
+        rates.append(rate)
+    ends = min(*intensities, roofline.ridge) / 3, max(*intensities, roofline.ridge) * 3
+    x = np.geomspace(*ends, 100)
+    axes.plot(x, np.minimum(roofline.peak, roofline.bandwidth * x), color=GREY)
+    axes.plot(intensities, rates, color=BLUE, marker="o", markersize=4, linewidth=0.8)
+    axes.axvline(roofline.ridge, color=VERMILION, linewidth=0.8, linestyle=":")
     axes.set(
         xscale="log",
         yscale="log",

@@ -40,7 +40,7 @@ def _caution(survey: Survey) -> str:
 
 def survey_text(survey: Survey, was_kept: bool) -> str:
     """A survey's table and what follows from it, in 80 columns."""
-    lines = [_columns(COLUMNS)]
+    lines = [_aligned_cells(COLUMNS)]
     for timing in survey.timings:
         size = timing.batch_size
         cells = [
@@ -52,18 +52,18 @@ def survey_text(survey: Survey, was_kept: bool) -> str:
         if survey.roofline is not None:
             share = survey.roofline.allowed_seconds(size) / timing.seconds
             cells += [number(survey.roofline.intensity(size), 2), f"{share:.0%}"]
-        lines.append(_columns(cells))
+        lines.append(_aligned_cells(cells))
     lines.append("")
-    for label, text in _rows(survey, was_kept):
+    for label, text in _statements(survey, was_kept):
         lines.append(wrap(label, text))
     return "\n".join(lines)
 
 
-def _columns(cells: Sequence[str]) -> str:
+def _aligned_cells(cells: Sequence[str]) -> str:
     return "  ".join(cell.rjust(11) for cell in cells)
 
 
-def _rows(survey: Survey, was_kept: bool) -> Iterator[tuple[str, str]]:
+def _statements(survey: Survey, was_kept: bool) -> Iterator[tuple[str, str]]:
     """What follows from a survey, as labels and texts."""
     limit = f"{survey.limit / MEGABYTE:,.0f} MB"
     fits = f"batch size {survey.largest_fit:,} fits into {limit}"

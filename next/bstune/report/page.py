@@ -45,7 +45,9 @@ def page(
     """
     script = (Path(__file__).parent / "sort.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    has_roofline = survey is not None and survey.roofline is not None
+    roofline = None
+    if survey is not None and survey.roofline is not None:
+        roofline = svg(partial(roofline_figure, survey.roofline, survey.timings))
     verdict, *rows = answer(result)
     # The page has the rates and the noise scale for every question.
     for label, text in (("Rates", rates(result)), ("Scaling", noise_scale(result))):
@@ -61,7 +63,7 @@ def page(
         phases=phases(result.spent.phases, console.seconds),
         figure=svg(partial(curve_figure, result, records, has_title=False)),
         hardware=None if survey is None else survey_text(survey, was_kept=False),
-        roofline=svg(partial(roofline_figure, survey)) if survey and has_roofline else None,
+        roofline=roofline,
         script=Markup(script),  # noqa: S704 a file of this package
         script_hash=f"sha256-{digest}",
         config_text=config_text,

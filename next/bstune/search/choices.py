@@ -12,7 +12,7 @@ from bstune.core.question import Question
 from bstune.core.records import Records, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import Prediction
-from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
+from bstune.search.fit import SurveyedSizes, chance_to_fit, sizes_to_try
 from bstune.search.law import NO_VALUES, NOISE
 from bstune.search.limits import GIVE_UP
 from bstune.search.posterior import BOUND, Posterior, Rows, places_of
@@ -72,7 +72,7 @@ class Choices:
     """Coordinates of the further values, (n, values)."""
 
 
-def compare(
+def choices_in_draw(
     question: Question,
     step_time: StepTime,
     posterior: Posterior,
@@ -97,7 +97,7 @@ def compare(
     z = np.concatenate([rows.z[waiting], new.z])
     u = np.concatenate([rows.u[waiting], new.u])
     log_steps = posterior.law.log_steps(draw, x, z, u)[0]
-    log_steps[:count] = informed(log_steps[:count], rows, waiting, draw[0])
+    log_steps[:count] = with_histories(log_steps[:count], rows, waiting, draw[0])
     ran = np.zeros(x.size)
     ran[:count] = [posterior.chains[place].steps for place in waiting]
     # Pruned trials have run: their batch sizes fit.
@@ -113,7 +113,7 @@ def compare(
     return Choices(x, z, ran, log_steps, value_per_step, cost_per_step, longest, fitting, u)
 
 
-def informed(of_law: Array, rows: Rows, waiting: Sequence[int], theta: Array) -> Array:
+def with_histories(of_law: Array, rows: Rows, waiting: Sequence[int], theta: Array) -> Array:
     """log S of n pruned trials by the law and their own histories, (n,), or of m draws, (m, n).
 
     What a history says of the trial's own seed counts the more, the more exactly it says it.
@@ -164,7 +164,7 @@ def new_configurations(
     space: Space,
     records: Records,
     running: Sequence[Spec],
-    fits: Ends,
+    fits: SurveyedSizes,
     best: Sequence[Prediction],
     rng: np.random.Generator,
 ) -> New:
@@ -214,7 +214,7 @@ def _candidates(
     theta = posterior.theta[rng.integers(len(posterior.theta), size=CANDIDATES)]
     u = law.best_places(theta)
     u = np.clip(u + rng.normal(0.0, SHARE, u.shape), 0.0, 1.0)
-    _, moved = law.off_values(theta, u[:, None])
+    _, moved = law.effect_of_values(theta, u[:, None])
     # Each draw's rate at a batch size of its own.
     best_rate = (law.best_rate(theta, x[:, None]) + moved)[:, 0]
     z = best_rate + rng.normal(0.0, OCTAVES, CANDIDATES)
@@ -226,10 +226,10 @@ def _candidates(
         u[-AROUND_BEST:] = places + rng.normal(0.0, SHARE, places.shape)
     snapped = np.log2([space.snap(2.0**size) for size in x])
     rates = np.clip(z, math.log2(space.lr_low), math.log2(space.lr_high))
-    return snapped, rates, _allowed(space, u)
+    return snapped, rates, _allowed_coordinates(space, u)
 
 
-def _allowed(space: Space, u: Array) -> Array:
+def _allowed_coordinates(space: Space, u: Array) -> Array:
     """The nearest coordinates, (n, values), of values that are allowed."""
     rows = [space.places(space.values_at(row)) for row in np.clip(u, 0.0, 1.0)]
     return np.array(rows, dtype=float).reshape(u.shape)

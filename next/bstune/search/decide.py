@@ -25,15 +25,15 @@ from bstune.search.choices import (
     OCTAVES,
     SHARE,
     Choices,
-    compare,
+    choices_in_draw,
     configuration_of,
-    informed,
     new_configurations,
     waiting_places,
+    with_histories,
 )
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
-from bstune.search.fit import NOTHING, Ends
+from bstune.search.fit import NOTHING, SurveyedSizes
 from bstune.search.limits import (
     PROBE_OF_BUDGET,
     affordable_length,
@@ -95,7 +95,7 @@ def propose(
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
-    fits: Ends = NOTHING,
+    fits: SurveyedSizes = NOTHING,
 ) -> Proposal:
     """Choose what to run next; the same arguments give the same proposal.
 
@@ -109,15 +109,15 @@ def propose(
         resumable: whether a pruned trial, by its number, can be resumed.
         fits: what a survey has found of batch sizes.
     """
-    posterior = _posterior(question, space, records, seed, running)
+    posterior = _posterior_of_decision(question, space, records, seed, running)
     rng = np.random.default_rng([seed, len(records), len(running), 1])
     draw = posterior.theta[[rng.integers(len(posterior.theta))]]
     best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_value)
     best_value = math.exp(best[0].log_value) if best else None
-    may_resume = _not_resumed(records, running, resumable)
+    may_resume = _unless_resumed(records, running, resumable)
     waiting = waiting_places(question, step_time, posterior, best_value, may_resume)
     new = new_configurations(posterior, space, records, running, fits, best, rng)
-    choices = compare(question, step_time, posterior, draw, waiting, new)
+    choices = choices_in_draw(question, step_time, posterior, draw, waiting, new)
     x, z, u = choices.x, choices.z, choices.u
     limit_of_curve = None
     if best and not question.seeks_best:
@@ -140,8 +140,8 @@ def propose(
         is_whole = pruned is not None or not probes_tell(posterior, may_resume)
         limit = last_step if is_whole else PROBE_OF_BUDGET * last_step
     else:
-        spent = _spent(question, step_time, records)
-        limit = _limit(
+        spent = _spent_seconds(question, step_time, records)
+        limit = _last_step_of_trial(
             question, choices, chosen, draw, spent, best_value, limit_of_curve, last_step
         )
     max_steps = max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1)
@@ -155,7 +155,7 @@ def propose(
     )
 
 
-def _posterior(
+def _posterior_of_decision(
     question: Question, space: Space, records: Records, seed: int, running: Sequence[Spec]
 ) -> Posterior:
     """The posterior of a decision; with more parameters it takes more draws."""
@@ -175,7 +175,7 @@ def _posterior(
     )
 
 
-def _not_resumed(
+def _unless_resumed(
     records: Records, running: Sequence[Spec], resumable: Callable[[int], bool]
 ) -> Callable[[int], bool]:
     """Whether a trial may be resumed: one whose resumption failed is not tried again."""
@@ -192,7 +192,7 @@ def leading_probe(
     running: Sequence[Spec],
     resumable: Callable[[int], bool],
 ) -> Proposal | None:
-    """Where the metric counts: resume the run that is predicted to be the best of all.
+    """Where the metric counts and no configuration is left: resume the run predicted to be best.
 
     None: it has run its whole budget.
 
@@ -201,12 +201,12 @@ def leading_probe(
     """
     posterior = sample_posterior(question, space, records, seed=seed)
     finished = [one.log_value for one in predictions(posterior, question, step_time)]
-    may_resume = _not_resumed(records, running, resumable)
+    may_resume = _unless_resumed(records, running, resumable)
     waiting = waiting_places(question, step_time, posterior, None, may_resume)
     if not finished or not waiting:
         return None
-    of_law = posterior.of_rows()[:, waiting]
-    log_steps = informed(of_law, posterior.rows, waiting, posterior.theta).mean(axis=0)
+    of_law = posterior.log_steps_of_rows()[:, waiting]
+    log_steps = with_histories(of_law, posterior.rows, waiting, posterior.theta).mean(axis=0)
     pruned = [posterior.chains[place] for place in waiting]
     per_step = [question.value(1.0, chain.batch_size, step_time) for chain in pruned]
     log_values = log_steps + np.log(per_step)
@@ -242,7 +242,7 @@ def probes_tell(posterior: Posterior, may_resume: Callable[[int], bool]) -> bool
     return any(chain.status == "finished" for chain in posterior.chains)
 
 
-def _limit(
+def _last_step_of_trial(
     question: Question,
     choices: Choices,
     chosen: int,
@@ -303,7 +303,7 @@ def most_improving(
     theta = posterior.theta
     count = len(waiting)
     log_steps = posterior.law.log_steps(theta, choices.x, choices.z, choices.u)
-    log_steps[:, :count] = informed(log_steps[:, :count], posterior.rows, waiting, theta)
+    log_steps[:, :count] = with_histories(log_steps[:, :count], posterior.rows, waiting, theta)
     log_values = log_steps + np.log(choices.value_per_step)
     improvements = np.maximum(best_log_value - log_values, 0.0).mean(axis=0) * choices.chance
     improvements[count:][_too_near(choices, posterior.rows)[count:]] = 0.0
@@ -346,7 +346,7 @@ def best_in_draw(choices: Choices, schedule_ends: bool, has_reached: bool) -> in
     return int(score.argmin())
 
 
-def _spent(question: Question, step_time: StepTime, records: Records) -> float:
+def _spent_seconds(question: Question, step_time: StepTime, records: Records) -> float:
     """What all trials cost, in training seconds; a resumed one without the steps before it."""
     steps_of: dict[int | None, int] = {record.number: record.steps for record in records}
     spent = 0.0

@@ -63,23 +63,24 @@ class CurvePoint(Frozen):
 def predictions(posterior: Posterior, question: Question, step_time: StepTime) -> list[Prediction]:
     """Predict a new seed of each chain that reached the target, those of new seeds left out.
 
-    A trial was lucky, or its configuration is better than the law says: the prediction lies between
-    the law and the trial, nearer to the trial where seeds differ little.
+    The search, the choice of the best and the answer use it. A trial was lucky, or its
+    configuration is better than the law says: the prediction lies between the law and the trial,
+    nearer to the trial where seeds differ little.
     """
     if question.schedule_ends:
         return _predictions_by_length(posterior, question, step_time)
     rows = posterior.rows
-    of_law = posterior.of_rows()
+    of_law = posterior.log_steps_of_rows()
     own_deviation = OWN_IN_BUDGETS if question.seeks_metric else OWN_DEVIATION
     share_of_trial = own_deviation**2 / (own_deviation**2 + posterior.noise**2)
     own_variance = share_of_trial * posterior.noise**2
     predicted = []
-    for place, chain in enumerate(posterior.chains):
+    for row, chain in enumerate(posterior.chains):
         if not chain.reached or chain.role == "new seed":
             continue
-        law_mean = float(of_law[:, place].mean())
-        log_steps = law_mean + share_of_trial * (float(rows.log_steps[place]) - law_mean)
-        from_law = (1.0 - share_of_trial) ** 2 * float(of_law[:, place].var())
+        law_mean = float(of_law[:, row].mean())
+        log_steps = law_mean + share_of_trial * (float(rows.log_steps[row]) - law_mean)
+        from_law = (1.0 - share_of_trial) ** 2 * float(of_law[:, row].var())
         per_step = question.value(1.0, chain.batch_size, step_time)
         predicted.append(
             Prediction(
@@ -98,18 +99,18 @@ def _predictions_by_length(
 
     A trial keeps its schedule's length if 9 of 10 seeds are predicted to reach the target with it.
     """
-    means, deviations = _new_seeds(posterior)
+    means, deviations = _predicted_new_seeds(posterior)
     predicted = []
-    for place, chain in enumerate(posterior.chains):
+    for row, chain in enumerate(posterior.chains):
         if not chain.reached or chain.role == "new seed":
             continue
-        of_seeds = float(means[place]), math.hypot(deviations[place], posterior.noise)
+        of_seeds = float(means[row]), math.hypot(deviations[row], posterior.noise)
         length = length_of(posterior.theta, *of_seeds, chain.schedule_steps or chain.steps)
         if length.share < SURE:
             longest = question.last_step(chain.batch_size)
             length = least_cost(posterior.theta, *of_seeds, longest, reliable=True)
         value = question.value(length.cost, chain.batch_size, step_time)
-        predicted.append(Prediction(chain, math.log(value), float(deviations[place]), length))
+        predicted.append(Prediction(chain, math.log(value), float(deviations[row]), length))
     return predicted
 
 
@@ -122,19 +123,19 @@ def share_reaching(posterior: Posterior, number: int, steps: int) -> float:
         steps: of the schedule.
     """
     place = [chain.number for chain in posterior.chains].index(number)
-    means, deviations = _new_seeds(posterior)
+    means, deviations = _predicted_new_seeds(posterior)
     deviation = math.hypot(deviations[place], posterior.noise)
     return length_of(posterior.theta, float(means[place]), deviation, steps).share
 
 
-def _new_seeds(posterior: Posterior) -> tuple[Array, Array]:
+def _predicted_new_seeds(posterior: Posterior) -> tuple[Array, Array]:
     """log S at each chain's configuration, and its standard deviation without the noise, (n,).
 
     Each draw reads a trial by its own law of schedules that end, and the prediction lies the nearer
     to the trial, the more exactly it is read.
     """
     rows = posterior.rows
-    of_law = posterior.of_rows()
+    of_law = posterior.log_steps_of_rows()
     seen, variance, _ = rows.seen(posterior.law, posterior.theta)
     noise = np.exp(2.0 * posterior.theta[:, NOISE, None])
     share_of_trial = OWN_DEVIATION**2 / (OWN_DEVIATION**2 + noise + variance)

@@ -20,7 +20,7 @@ from bstune.core.space import Space
 MOST_MULTIPLE = 32
 
 
-class Ends(NamedTuple):
+class SurveyedSizes(NamedTuple):
     """What a survey has found of batch sizes."""
 
     largest_fit: int | None = None
@@ -31,7 +31,7 @@ class Ends(NamedTuple):
     """By the user's code."""
 
 
-NOTHING = Ends()
+NOTHING = SurveyedSizes()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Limits:
 
 
 def chance_to_fit(
-    batch_sizes: ArrayLike, records: Records, fits: Ends = NOTHING
+    batch_sizes: ArrayLike, records: Records, fits: SurveyedSizes = NOTHING
 ) -> NDArray[np.float64]:
     """The chance that each of n batch sizes fits, (n,); 1 where nothing has failed.
 
@@ -60,43 +60,44 @@ def chance_to_fit(
         records: of all finished trials.
         fits: what a survey has found.
     """
-    limits = _limits(records, fits)
+    limits = _limits_of_fit(records, fits)
     sizes = np.asarray(batch_sizes, dtype=float)
     chance = np.ones(sizes.shape)
     if math.isfinite(limits.too_large):
-        chance *= _between(sizes, limits.too_large, limits.largest)
+        chance *= _chance_between(sizes, limits.too_large, limits.largest)
     if limits.too_small:
-        chance *= _between(sizes, limits.too_small, limits.smallest)
+        chance *= _chance_between(sizes, limits.too_small, limits.smallest)
     chance[sizes % limits.multiple != 0] = 0.0
     chance[np.isin(sizes, list(limits.failed))] = 0.0
     return chance
 
 
-def _between(sizes: NDArray[np.float64], failed: float, ran: float) -> NDArray[np.float64]:
+def _chance_between(sizes: NDArray[np.float64], failed: float, ran: float) -> NDArray[np.float64]:
     """The chance by one limit, log-uniform between a size that failed and one that ran."""
     return np.clip(np.log(sizes / failed) / math.log(ran / failed), 0.0, 1.0)
 
 
-def sizes_to_try(space: Space, records: Records, fits: Ends = NOTHING) -> Space:
+def sizes_to_try(space: Space, records: Records, fits: SurveyedSizes = NOTHING) -> Space:
     """Narrow a space to the batch sizes that are worth a trial.
 
     Beyond what ran they reach to the geometric mean with what failed, where the chance is a half;
     all are multiples of what was inferred.
     """
-    limits = _limits(records, fits)
+    limits = _limits_of_fit(records, fits)
     low = math.sqrt(limits.too_small * limits.smallest)
-    return _narrowed(space, low, math.sqrt(limits.largest * limits.too_large), limits.multiple)
+    return _narrow_space(space, low, math.sqrt(limits.largest * limits.too_large), limits.multiple)
 
 
-def sizes_that_fit(space: Space, records: Records, fits: Ends = NOTHING) -> Space:
+def sizes_that_fit(space: Space, records: Records, fits: SurveyedSizes = NOTHING) -> Space:
     """Narrow a space to the batch sizes that fit as far as is known: none beyond what ran."""
-    limits = _limits(records, fits)
+    limits = _limits_of_fit(records, fits)
     low = limits.smallest if limits.too_small else 0
     high = limits.largest if math.isfinite(limits.too_large) else math.inf
-    return _narrowed(space, low, high, limits.multiple)
+    return _narrow_space(space, low, high, limits.multiple)
 
 
-def _narrowed(space: Space, low: float, high: float, multiple: int) -> Space:
+def _narrow_space(space: Space, low: float, high: float, multiple: int) -> Space:
+    """A space between two sizes, all multiples; one size at least is left."""
     multiple = math.lcm(space.multiple, multiple)
     top = max(math.floor(min(high, space.high) / multiple) * multiple, space.low)
     bottom = math.ceil(max(low, space.low) / multiple) * multiple
@@ -108,7 +109,8 @@ def trained_sizes(records: Records) -> set[int]:
     return {one.batch_size for one in records if one.steps > 0 and not one.is_unfit}
 
 
-def _limits(records: Records, fits: Ends) -> _Limits:
+def _limits_of_fit(records: Records, fits: SurveyedSizes) -> _Limits:
+    """What trials and a survey tell of the sizes that fit."""
     trained = trained_sizes(records)
     seen = trained.union(fits.ran)
     refused = {one.batch_size for one in records if one.status == "refused"}

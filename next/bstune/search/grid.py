@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Spec, StepTime, ends
+from bstune.core.records import Record, Records, Spec, StepTime, last_of_chains
 from bstune.core.space import Space
 from bstune.search.decide import Proposal, first_evaluation
-from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
+from bstune.search.fit import NOTHING, SurveyedSizes, chance_to_fit, sizes_to_try
 from bstune.search.limits import limit_beside_best
 
 # Octaves between a batch size's first rates and the rule's, in the order in which they are tried.
@@ -25,7 +25,7 @@ FURTHER = 2
 FINEST = 8
 
 
-def grid_sizes(space: Space, records: Records = (), fits: Ends = NOTHING) -> list[int]:
+def grid_sizes(space: Space, records: Records = (), fits: SurveyedSizes = NOTHING) -> list[int]:
     """The batch sizes of a grid, ascending: powers of two times the multiple that is allowed.
 
     The first and the last are those nearest to the range's ends, or the ends.
@@ -49,7 +49,7 @@ def propose_of_grid(
     step_time: StepTime,
     records: Records,
     running: Sequence[Spec] = (),
-    fits: Ends = NOTHING,
+    fits: SurveyedSizes = NOTHING,
 ) -> Proposal:
     """Choose the next trial of the grid.
 
@@ -59,7 +59,7 @@ def propose_of_grid(
     """
     choices = []
     for batch_size in grid_sizes(space, records, fits):
-        done = [one for one in ends(records) if one.batch_size == batch_size]
+        done = [one for one in last_of_chains(records) if one.batch_size == batch_size]
         at_work = [one for one in running if one.batch_size == batch_size]
         fineness, lr = _next_rate(question, space, batch_size, done, at_work)
         choices.append((fineness, len(done) + len(at_work), batch_size, lr))
@@ -85,7 +85,7 @@ def _next_rate(
     """The next rate of a batch size, and how often the octave is halved to come to it."""
     rule = best = space.rule_lr(batch_size)
     if done:
-        best = min(done, key=lambda one: _rank(question, one)).lr
+        best = min(done, key=lambda one: _order_at_size(question, one)).lr
 
     def place_of(lr: float, parts: int) -> int:
         """In parts of an octave, from the rule's rate."""
@@ -105,7 +105,7 @@ def _next_rate(
     return FINEST, best
 
 
-def _rank(question: Question, record: Record) -> tuple[int, float]:
+def _order_at_size(question: Question, record: Record) -> tuple[int, float]:
     """The order of trials at one batch size, the best first."""
     gaps = [question.target.gap(value) for _, value in record.finite_history]
     if record.status == "reached":
@@ -116,7 +116,7 @@ def _rank(question: Question, record: Record) -> tuple[int, float]:
     return 1, min(gaps)
 
 
-def best_of_grid(space: Space, records: Records, fits: Ends = NOTHING) -> list[Record]:
+def best_of_grid(space: Space, records: Records, fits: SurveyedSizes = NOTHING) -> list[Record]:
     """The trial of the fewest steps to the target at each batch size of a grid, ascending.
 
     New seeds are none of them, nor is a baseline at a batch size that is not tuned.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.rules import growth
+from bstune.core.rules import RULES
 from bstune.core.space import Space, Tunable
 from bstune.search import schedule_length
 
@@ -104,7 +104,7 @@ class Law:
         """log2 of the scaling rule's rate at log2 batch sizes, (m, n), or (n,) for all draws."""
         batch_size, rate = self.anchor
         b_crit = np.exp(theta[:, B_CRIT, None]) * 2.0**self.middle
-        above_anchor: Array = np.log2(growth(self.rule, np.exp2(x), batch_size, b_crit))
+        above_anchor: Array = np.log2(RULES[self.rule].growth(np.exp2(x), batch_size, b_crit))
         return math.log2(rate) + above_anchor
 
     def best_rate(self, theta: Array, x: Array) -> Array:
@@ -131,7 +131,7 @@ class Law:
         """Coordinates of the best further values of m draws, (m, values)."""
         return np.clip(theta[:, self.first_value : self.first_value + self.values], 0.0, 1.0)
 
-    def off_values(self, theta: Array, u: Array) -> tuple[Array, Array]:
+    def effect_of_values(self, theta: Array, u: Array) -> tuple[Array, Array]:
         """What further values off their best cost, in log steps, and by how much they move lr*.
 
         Both are (m, n), the latter in octaves.
@@ -149,12 +149,12 @@ class Law:
         cost: Array = 0.5 * (squares * np.exp(-2.0 * log_width)).sum(axis=2)
         return cost, ((u - inside) * slope).sum(axis=2)
 
-    def above(self, theta: Array, x: Array, z: Array) -> Array:
+    def penalty_above(self, theta: Array, x: Array, z: Array) -> Array:
         """The penalty of rates above the best one, in log steps, (m, n); trials diverge by it."""
         octaves = np.maximum(z - self.best_rate(theta, x), 0.0)
         return 0.5 * octaves**2 * np.exp(-2.0 * theta[:, HIGH, None])
 
-    def below(self, theta: Array, x: Array, z: Array) -> Array:
+    def penalty_below(self, theta: Array, x: Array, z: Array) -> Array:
         """The penalty of rates below the best one, in log steps, (m, n)."""
         octaves = np.minimum(z - self.best_rate(theta, x), 0.0)
         return np.exp(theta[:, LOW, None]) * (np.hypot(octaves, LOW_TURN) - LOW_TURN)
@@ -167,9 +167,11 @@ class Law:
             x, z: log2 of batch sizes and rates, (n,).
             u: coordinates of the further values, (n, values).
         """
-        cost, moved = self.off_values(theta, u)
+        cost, moved = self.effect_of_values(theta, u)
         z = z - moved
-        log_steps = self.curve(theta, x) + self.below(theta, x, z) + self.above(theta, x, z)
+        log_steps = (
+            self.curve(theta, x) + self.penalty_below(theta, x, z) + self.penalty_above(theta, x, z)
+        )
         return np.minimum(log_steps + cost, MOST_LOG_STEPS)
 
     def sample_prior(self, count: int, rng: np.random.Generator) -> Array:

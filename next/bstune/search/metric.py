@@ -112,7 +112,7 @@ def behind_best(chains: Records, question: Question) -> list[Behind | None]:
             others = [other for other in finished if other != best]
             then = [reading.behind_at(curves[other], float(curve[-1, 0])) for other in others]
             ends = [reading.behind(*curves[other][-1]) for other in others]
-            change, deviation = _change(
+            change, deviation = _predicted_change(
                 now, off_best[place], -float(curve[-1, 0]), then, off_best[others], ends
             )
         log_factor = now + change
@@ -171,7 +171,7 @@ class _Reading:
         return self.behind(log_share, float(curve[place, 1]))
 
 
-def _change(
+def _predicted_change(
     now: float,
     off_best: Array,
     left: float,

@@ -27,11 +27,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Spec, StepTime, ends
+from bstune.core.records import Record, Records, Spec, StepTime, last_of_chains
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import key_of, tried_keys
 from bstune.search.decide import Proposal, first_evaluation, resumption
-from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
+from bstune.search.fit import NOTHING, SurveyedSizes, chance_to_fit, sizes_to_try
 from bstune.search.limits import PROBE_OF_BUDGET, limit_beside_best
 from bstune.search.sampler import BATCH_SIZE, LR, ranges_of
 
@@ -52,7 +52,7 @@ def propose_by(
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
-    fits: Ends = NOTHING,
+    fits: SurveyedSizes = NOTHING,
 ) -> Proposal:
     """Choose what to run next by a sampler of Optuna; the same arguments give the same proposal.
 
@@ -62,22 +62,24 @@ def propose_by(
             :func:`bstune.search.decide.propose`.
     """
     allowed = sizes_to_try(space, records, fits)
-    chains = [one for one in ends(records) if not one.is_unfit and one.status != "failed"]
-    values = {one.number: _value(question, step_time, one) for one in chains if one.reached}
+    chains = [one for one in last_of_chains(records) if not one.is_unfit and one.status != "failed"]
+    values = {
+        one.number: _minimised_value(question, step_time, one) for one in chains if one.reached
+    }
     configurations = 0
     for spec in (*records, *running):
         configurations += spec.role == "search" and spec.resumed_from is None
-    study = _study(sampler, seed, configurations)
+    study = _study_in_memory(sampler, seed, configurations)
     told = {}
     for chain in chains:
         value = values.get(chain.number)
         if value is None and sampler == "gp":
             value = max(values.values(), default=None)
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
-        metric = _metric(question, chain)
-        told[chain.number] = _trial(allowed, chain, state, value, {STEP: metric})
+        metric = _ranking_metric(question, chain)
+        told[chain.number] = _optuna_trial(allowed, chain, state, value, {STEP: metric})
     study.add_trials(told.values())
-    study.add_trials(_trial(allowed, spec, TrialState.RUNNING) for spec in running)
+    study.add_trials(_optuna_trial(allowed, spec, TrialState.RUNNING) for spec in running)
     waiting = []
     if question.seeks_metric:
         resumed = {spec.resumed_from for spec in running}
@@ -109,7 +111,7 @@ def propose_by(
 
 
 def _new_configuration(
-    study: Study, allowed: Space, records: Records, running: Sequence[Spec], fits: Ends
+    study: Study, allowed: Space, records: Records, running: Sequence[Spec], fits: SurveyedSizes
 ) -> Configuration:
     """What the sampler asks that is new and may fit; the last one, where it repeats itself."""
     tried = tried_keys(records, running)
@@ -126,7 +128,7 @@ def _new_configuration(
     return configuration
 
 
-def _study(sampler: str, seed: int, configurations: int) -> Study:
+def _study_in_memory(sampler: str, seed: int, configurations: int) -> Study:
     """A study in memory, for the proposal after so many configurations."""
     seed_of_proposal = int(np.random.SeedSequence([seed, configurations]).generate_state(1)[0])
     with catch_warnings():
@@ -153,7 +155,7 @@ def _distributions(space: Space) -> dict[str, BaseDistribution]:
     return {**ranges_of(space), **of_values}
 
 
-def _trial(
+def _optuna_trial(
     space: Space,
     spec: Spec,
     state: TrialState,
@@ -176,14 +178,14 @@ def _trial(
     )
 
 
-def _value(question: Question, step_time: StepTime, record: Record) -> float:
+def _minimised_value(question: Question, step_time: StepTime, record: Record) -> float:
     """What Optuna minimises, of a trial that reached the target or finished."""
     if question.seeks_metric:
         return min(question.target.gap(value) for _, value in record.finite_history)
     return math.log(question.value(record.steps_to_target, record.batch_size, step_time))
 
 
-def _metric(question: Question, record: Record) -> float:
+def _ranking_metric(question: Question, record: Record) -> float:
     """The best metric, as its gap, by which trials are ranked and pruned; NaN is the worst.
 
     Where the best metric counts it is that of the first part of the budget.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Spec, Target, ends
+from bstune.core.records import Record, Records, Spec, Target, last_of_chains
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
 from bstune.search.law import NO_VALUES, NOISE, Law, make_law
@@ -110,7 +110,7 @@ class Posterior:
         """Standard deviation of log steps from seed to seed."""
         return math.sqrt(float(np.exp(2.0 * self.theta[:, NOISE]).mean()))
 
-    def of_rows(self) -> Array:
+    def log_steps_of_rows(self) -> Array:
         """log S of the draws at each row, (draws, n)."""
         return self.law.log_steps(self.theta, self.rows.x, self.rows.z, self.rows.u)
 
@@ -142,7 +142,9 @@ def sample_posterior(
         draws: how many.
         moves: Metropolis steps at each power, twice as many at the last.
     """
-    chains = tuple(ends([record for record in records if _tells(record, question)]))
+    chains = tuple(
+        last_of_chains([record for record in records if _tells_something(record, question)])
+    )
     budget = question.last_step(2.0**space.middle)
     if question.seeks_metric:
         law = law_of_metric(make_law(space, budget, misfit=True))
@@ -167,7 +169,8 @@ def places_of(space: Space, specs: Sequence[Spec]) -> tuple[Array, Array, Array]
     return x, z, u.reshape(len(specs), len(space.tunables))
 
 
-def _tells(record: Record, question: Question) -> bool:
+def _tells_something(record: Record, question: Question) -> bool:
+    """Whether a record says anything of S."""
     if record.status == "diverged":
         return True
     # What a run would have come to at its schedule's end does not show before.
@@ -196,7 +199,7 @@ def rows_of(chains: Records, target: Target, schedule_ends: bool = False) -> Row
         elif chain.status == "pruned":
             row = _pruned_row(chain, log_curve(chain, target, scale), reached)
         table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
-    rows = _rows(table)
+    rows = _rows_of_table(table)
     if not schedule_ends:
         return rows
     at_ends = ends_of(chains, target, scale)
@@ -225,10 +228,11 @@ def rows_of_metric(chains: Records, question: Question) -> Rows:
                 log_budget = math.log(question.last_step(chain.batch_size))
                 row = (log_budget + behind.log_factor, behind.deviation, VALUE)
         table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
-    return _rows(table)
+    return _rows_of_table(table)
 
 
-def _rows(table: Sequence[tuple[float, float, float, float, int]]) -> Rows:
+def _rows_of_table(table: Sequence[tuple[float, float, float, float, int]]) -> Rows:
+    """Rows of (x, z, log_steps, deviation, kind); the other fields are zeros."""
     x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
     nothing = np.zeros(len(table))
     return Rows(x, z, log_steps, deviation, kind.astype(int), nothing, nothing)
@@ -254,17 +258,17 @@ def _with_predictions(
     """The rows and one more for each running trial: a value, at the mean of the draws."""
     x, z, u = places
     log_steps = law.log_steps(theta, x, z, u).mean(axis=0)
-    predicted = _rows([(*one, 0.0, VALUE) for one in zip(x, z, log_steps, strict=True)])
+    predicted = _rows_of_table([(*one, 0.0, VALUE) for one in zip(x, z, log_steps, strict=True)])
     pairs = zip(rows, predicted._replace(u=u), strict=True)
     return Rows(*(np.concatenate(pair) for pair in pairs))
 
 
 def log_likelihood(law: Law, theta: Array, rows: Rows) -> Array:
     """Log likelihood of m draws, (m,): normal values with outliers, and Tobit bounds."""
-    cost, moved = law.off_values(theta, rows.u)
+    cost, moved = law.effect_of_values(theta, rows.u)
     z = rows.z - moved
-    above = law.above(theta, rows.x, z)
-    expected = law.curve(theta, rows.x) + law.below(theta, rows.x, z) + above + cost
+    above = law.penalty_above(theta, rows.x, z)
+    expected = law.curve(theta, rows.x) + law.penalty_below(theta, rows.x, z) + above + cost
     log_steps, variance, log_weight = rows.seen(law, theta)
     variance = np.exp(2.0 * theta[:, NOISE, None]) + variance
     off = log_steps - expected
@@ -309,6 +313,7 @@ def _next_increment(likelihood: Array, most: float) -> float:
     """The largest increment of the power that keeps the effective sample size, by bisection."""
 
     def is_effective(increment: float) -> bool:
+        """Whether enough draws still count."""
         weights = np.exp(increment * (likelihood - likelihood.max()))
         effective = weights.sum() ** 2 / (weights @ weights)
         return bool(effective >= LEAST_EFFECTIVE * len(likelihood))

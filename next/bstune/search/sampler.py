@@ -131,6 +131,7 @@ class FrontierSampler(BaseSampler):
         return {BATCH_SIZE: proposal.batch_size, LR: proposal.lr}
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Proposal:
+        """The baseline first, then what the search proposes; no trial is resumed."""
         if self.baseline is not None and not trials:
             batch_size, lr = self.baseline
             last_step = self.question.budget.last_step(batch_size)

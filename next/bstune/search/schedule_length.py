@@ -144,7 +144,7 @@ def length_of(theta: Array, log_s: float, deviation: float, steps: float) -> Len
     log_length = np.array([math.log(steps) - log_s])
     log_lengths, log_reached = _steps_of_lengths(theta)
     log_step = np.interp(log_length, log_lengths, log_reached)
-    reaches, cost = _expected(log_length, np.minimum(log_step, log_length), deviation)
+    reaches, cost = _chance_and_cost(log_length, np.minimum(log_step, log_length), deviation)
     return Length(steps, math.exp(log_s) * float(cost[0]), float(reaches[0]))
 
 
@@ -180,7 +180,7 @@ def least_cost(
     at_longest = min(float(np.interp(log_longest, log_lengths, log_reached)), log_longest)
     log_lengths = np.concatenate([below, log_lengths, [log_longest]])
     log_reached = np.concatenate([below, log_reached, [at_longest]])
-    reaches, cost = _expected(log_lengths, log_reached, deviation)
+    reaches, cost = _chance_and_cost(log_lengths, log_reached, deviation)
     is_allowed = (log_lengths <= log_longest) & (log_reached <= math.log(latest) - log_s)
     if reliable:
         is_allowed &= log_lengths >= min(RELIABLE * deviation, log_longest)
@@ -203,7 +203,9 @@ def _steps_of_lengths(theta: Array) -> tuple[Array, Array]:
     return early - log_over, -log_over
 
 
-def _expected(log_lengths: Array, log_reached: Array, deviation: float) -> tuple[Array, Array]:
+def _chance_and_cost(
+    log_lengths: Array, log_reached: Array, deviation: float
+) -> tuple[Array, Array]:
     """The chance to reach the target, and the expected cost over S, at some lengths over S."""
     reaches = (1.0 - OUTLIERS) * ndtr(log_lengths / deviation)
     log_reaches = math.log(1.0 - OUTLIERS) + log_ndtr(log_lengths / deviation)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Target, ends
+from bstune.core.records import Record, Records, Target, last_of_chains
 from bstune.core.space import Space
 from bstune.recipe.found import eased
 from bstune.search.findings import CurvePoint
@@ -58,7 +58,7 @@ LEAST_ROOM = 1e-3
 
 def closest_trial(target: Target, records: Records) -> Record | None:
     """The trial that came closest to the target; None without a metric."""
-    tried = [chain for chain in ends(records) if chain.finite_history]
+    tried = [chain for chain in last_of_chains(records) if chain.finite_history]
     return min(tried, key=lambda chain: target.gap(target.best(chain.finite_values)), default=None)
 
 
@@ -66,7 +66,7 @@ def trend_of_most(question: Question, records: Records) -> Trend:
     """What most trials did; a budget that none of them has come near to was not tried."""
     counts: Counter[Trend] = Counter()
     near_budget = set()
-    for chain in ends(records):
+    for chain in last_of_chains(records):
         trend = _trend(question.target, chain)
         counts[trend] += 1
         if chain.steps >= NEAR_BUDGET * question.last_step(chain.batch_size):
@@ -99,7 +99,11 @@ def easier_target(target: Target, records: Records) -> Target:
         target: that nothing reached.
         records: of which one at least has a metric.
     """
-    values = [target.best(chain.finite_values) for chain in ends(records) if chain.finite_history]
+    values = [
+        target.best(chain.finite_values)
+        for chain in last_of_chains(records)
+        if chain.finite_history
+    ]
     ranked = sorted(values, key=target.gap)
     goal = ranked[math.ceil(EASIER_SHARE * len(ranked)) - 1]
     return replace(target, goal=eased(goal, target.mode))
@@ -123,7 +127,7 @@ def more_time(plan: Plan, records: Records) -> tuple[str, FurtherOptions] | None
     return what, {"wall_seconds": math.ceil(max(limit, least))}
 
 
-def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
+def plan_with_more_seeds(plan: Plan, result: StudyResult, now: float) -> Plan | None:
     """Under a time limit, the plan that runs the seeds that an open answer asks for, or None.
 
     So a limit is used up before an answer is left open: ``seeds`` are the least then.
@@ -137,7 +141,8 @@ def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
 def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> FurtherOptions:
     """The options that may help where nothing reached the target; none where none would.
 
-    Another budget or range of rates makes another study than the one of this name.
+    Another budget or range of rates makes another study than the one of this name. Where the trend
+    is diverged, one record at least has that status.
     """
     if trend == "stopped early":
         return {"trials": 2 * plan.trials}
@@ -146,8 +151,8 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> FurtherOpti
         lowest = min(record.lr for record in records if record.status == "diverged")
         # Below it by more than two digits are off.
         high = float(f"{0.9 * lowest:.2g}")
-        used = plan.baseline.lr if plan.baseline else plan.space.lr_low
-        if used < high:
+        lr_that_stays = plan.baseline.lr if plan.baseline else plan.space.lr_low
+        if lr_that_stays < high:
             return {"lr.high": high, "study": another}
     if trend == "still falling":
         budget = plan.question.budget
@@ -161,7 +166,7 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> FurtherOpti
     return {}
 
 
-def missing(
+def what_is_missing(
     plan: Plan,
     comparison: Speedup | Improvement | None,
     other: Confirmed | None,
@@ -235,7 +240,7 @@ def searched_range(space: Space, records: Records) -> Searched:
     )
 
 
-def for_curve(
+def what_narrows_b_crit(
     plan: Plan, name: str, critical: Critical, searched: Searched, records: Records
 ) -> tuple[str, FurtherOptions] | None:
     """Under ``curve``: what narrows B_crit's interval, and its options; None where it is narrow.
@@ -272,13 +277,15 @@ def warnings_of(
     An octave without a trial that reached the target matters where B_crit lies in it. Elsewhere
     ``time`` and ``steps`` leave octaves out rightly, and ``curve`` says so in its rows.
     """
-    found = list(_of_measurements(plan, best, records))
+    found = list(_warnings_of_measurements(plan, best, records))
     if critical.interval.value is not None:
-        found += _of_curve(plan.space, critical, critical.interval.value, points, searched)
+        found += _warnings_of_b_crit(
+            plan.space, critical, critical.interval.value, points, searched
+        )
     return tuple(found)
 
 
-def _of_measurements(
+def _warnings_of_measurements(
     plan: Plan, best: Confirmed | None, records: Records
 ) -> Iterator[ResultWarning]:
     """Warnings of steps and step times that are not known well."""
@@ -299,7 +306,7 @@ def _of_measurements(
         )
 
 
-def _of_curve(
+def _warnings_of_b_crit(
     space: Space, critical: Critical, value: float, points: Sequence[CurvePoint], searched: Searched
 ) -> Iterator[ResultWarning]:
     """Warnings of a B_crit that has a value."""

@@ -29,23 +29,23 @@ from bstune.study.advice import (
     FurtherOptions,
     closest_trial,
     easier_target,
-    for_curve,
-    missing,
     more_time,
     remedy,
     searched_range,
     trend_of_most,
     warnings_of,
+    what_is_missing,
+    what_narrows_b_crit,
 )
 from bstune.study.commands import Commands, report_command
 from bstune.study.confirm import (
     Run,
     SeedDeviation,
     best_confirmed,
-    half_width,
     improvement_of,
     median_interval,
     median_run,
+    metric_half_width,
     pooled_deviation,
     predicted_share,
     speedup_of,
@@ -77,7 +77,7 @@ from bstune.study.trials import (
     count_configurations,
     least_steps,
     new_seeds_of,
-    numbered,
+    record_numbered,
 )
 
 # The best rate at the baseline's own batch size is told from this gain on, and where a trial within
@@ -117,7 +117,7 @@ class StudyFacts:
 
 
 def analyse(facts: StudyFacts, records: Records) -> StudyResult:
-    """Compute a study's result from its records."""
+    """Compute a study's result from its records, at its end, or so far, or for another question."""
     reached = any(record.reached for record in records)
     fields = _fields_if_reached if reached else _fields_if_not_reached
     question = facts.plan.question
@@ -177,7 +177,7 @@ def _fields_if_not_reached(facts: StudyFacts, records: Records) -> dict[str, Any
     configuration = Configuration(batch_size=record.batch_size, lr=record.lr, values=record.values)
     value = target.best(record.finite_values)
     return fields | {
-        "best": _confirmed(plan, records, field, record, (), field.of_law),
+        "best": _with_runs(plan, records, field, record, (), field.deviation_of_law),
         "closest": Closest(configuration=configuration, value=value, trend=trend),
         "next": facts.commands.study(options) if options else None,
         "next_options": options,
@@ -210,17 +210,23 @@ def _fields_if_reached(facts: StudyFacts, records: Records) -> dict[str, Any]:
     if sizes[0] < sizes[1]:
         low, exponent, high = lr_exponent_quantiles(posterior)
         fields["lr_exponent"] = Interval(value=exponent, low=low, high=high)
-        fields["allowed_rules"] = allowed_rules(low, high, sizes, critical.interval.value)
+        fields["allowed_rules"] = allowed_rules(
+            low, high, sizes, plan.space.anchor[0], critical.interval.value
+        )
     if plan.question.seeks_best:
         fields |= _fields_of_best(facts, records, posterior, points)
     else:
         fields["verdict"] = None
-        fields |= _lacking(facts, for_curve(plan, facts.name, critical, searched, records))
+        fields |= _fields_of_missing(
+            facts, what_narrows_b_crit(plan, facts.name, critical, searched, records)
+        )
     warnings = warnings_of(plan, fields.get("best"), critical, points, searched, records)
     return fields | {"warnings": (*facts.project.warnings, *warnings)}
 
 
-def _lacking(facts: StudyFacts, lacking: tuple[str, FurtherOptions] | None) -> dict[str, Any]:
+def _fields_of_missing(
+    facts: StudyFacts, lacking: tuple[str, FurtherOptions] | None
+) -> dict[str, Any]:
     """The fields of what is missing, and of the command that gets it."""
     if lacking is None:
         return {}
@@ -239,13 +245,16 @@ def _fields_of_best(
     """The fields of the verdict and of the best: what trains it, or what is missing."""
     plan = facts.plan
     step_time = step_time_of(plan, records)
-    compared = _metrics_compared if plan.question.seeks_metric else _times_compared
+    compared = _compare_metrics if plan.question.seeks_metric else _compare_times
     other, baseline, comparison = compared(plan, records)
-    other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
+    other, baseline = (
+        _with_predicted_share(other, posterior),
+        _with_predicted_share(baseline, posterior),
+    )
     verdict: Verdict = "not yet"
     if other is not None and other.runs:
         verdict = verdict_of(comparison, plan.baseline is not None, other.is_bound)
-    best = _best(verdict, other, baseline, comparison)
+    best = _best_by_medians(verdict, other, baseline, comparison)
     fields: dict[str, Any] = {
         "verdict": verdict,
         "best": best,
@@ -253,7 +262,7 @@ def _fields_of_best(
         "baseline_limit": _baseline_limit(baseline),
         "near_optimal": _near_optimal(points, plan, step_time, best),
         "fewest_steps": _fewest_steps(plan.question, points, records, best),
-        "faster": _faster(facts, posterior, step_time, best, baseline),
+        "faster": _faster_in_seconds(facts, posterior, step_time, best, baseline),
     }
     if isinstance(comparison, Speedup):
         fields["speedup"] = comparison
@@ -266,7 +275,9 @@ def _fields_of_best(
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":
-        fields |= _lacking(facts, missing(plan, comparison, other, baseline, records))
+        fields |= _fields_of_missing(
+            facts, what_is_missing(plan, comparison, other, baseline, records)
+        )
     return fields
 
 
@@ -283,7 +294,7 @@ def _runs_on_common_seeds(records: Records, field: Field) -> tuple[OfRuns, OfRun
     of_other = None
     other_runs = []
     if leader is not None:
-        of_other = numbered(records, leader)
+        of_other = record_numbered(records, leader)
         other_runs = new_seeds_of(records, leader)
     of_baseline = baseline_of(records)
     baseline_runs = []
@@ -301,16 +312,18 @@ def _share_seeds(runs: Records, others: Records) -> bool:
     return not {run.seed for run in runs}.isdisjoint(run.seed for run in others)
 
 
-def _times_compared(plan: Plan, records: Records) -> Compared:
+def _compare_times(plan: Plan, records: Records) -> Compared:
     """Compare by steps or seconds; a median of the other one that is a bound tells no speedup."""
     field = field_of(plan, records)
     (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
-    groups = []
+    log_steps_by_configuration = []
     for runs in (other_runs, baseline_runs):
-        groups.append([math.log(least_steps(run)) for run in runs if run.reached])
-    deviation = pooled_deviation(groups, field.noise)
-    other = _confirmed(plan, records, field, of_other, other_runs, deviation)
-    baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
+        log_steps_by_configuration.append(
+            [math.log(least_steps(run)) for run in runs if run.reached]
+        )
+    deviation = pooled_deviation(log_steps_by_configuration, field.noise)
+    other = _with_runs(plan, records, field, of_other, other_runs, deviation)
+    baseline = _with_runs(plan, records, field, of_baseline, baseline_runs, deviation)
     if other is None or baseline is None or other.is_bound:
         return other, baseline, None
     if not _share_seeds(other_runs, baseline_runs):
@@ -321,43 +334,43 @@ def _times_compared(plan: Plan, records: Records) -> Compared:
     if plan.question.counts_seconds and other.batch_size != baseline.batch_size:
         step_time_error = math.hypot(other.step_seconds_error, baseline.step_seconds_error)
     speedup = speedup_of(
-        _runs(other_runs, value(1.0, other.batch_size, step_time)),
-        _runs(baseline_runs, value(1.0, baseline.batch_size, step_time)),
+        _runs_in_steps(other_runs, value(1.0, other.batch_size, step_time)),
+        _runs_in_steps(baseline_runs, value(1.0, baseline.batch_size, step_time)),
         deviation,
         step_time_error,
     )
     return other, baseline, speedup
 
 
-def _metrics_compared(plan: Plan, records: Records) -> Compared:
+def _compare_metrics(plan: Plan, records: Records) -> Compared:
     """Compare by the best metric of each run; there is no improvement where one has no median."""
     target = plan.question.target
     field = field_of(plan, records)
     # A run that a time limit stopped tells nothing of its budget's end.
     whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
     compared = _runs_on_common_seeds(whole, field)
-    best_metrics, baseline_metrics = (_metrics(runs, target) for _, runs in compared)
-    groups = [
+    other_metrics, baseline_metrics = (_runs_by_metric(runs, target) for _, runs in compared)
+    values_by_configuration = [
         [run.value for run in metrics if run.reached]
-        for metrics in (best_metrics, baseline_metrics)
+        for metrics in (other_metrics, baseline_metrics)
     ]
-    deviation = pooled_deviation(groups, expected=0.0, degrees=0)
+    deviation = pooled_deviation(values_by_configuration, expected=0.0, degrees=0)
     other, baseline = (
         _with_metric(plan, records, field, record, runs, deviation) for record, runs in compared
     )
     improvement = None
     (_, other_runs), (_, baseline_runs) = compared
-    if best_metrics and baseline_metrics and _share_seeds(other_runs, baseline_runs):
-        improvement = improvement_of(best_metrics, baseline_metrics, deviation)
+    if other_metrics and baseline_metrics and _share_seeds(other_runs, baseline_runs):
+        improvement = improvement_of(other_metrics, baseline_metrics, deviation)
     return other, baseline, improvement
 
 
-def _runs(records: Records, per_step: float = 1.0) -> list[Run]:
+def _runs_in_steps(records: Records, per_step: float = 1.0) -> list[Run]:
     """Runs on new seeds, in steps or in what a step counts."""
     return [Run(least_steps(run) * per_step, run.reached, run.steps_error) for run in records]
 
 
-def _metrics(records: Records, target: Target) -> list[Run]:
+def _runs_by_metric(records: Records, target: Target) -> list[Run]:
     """Runs by their best metric, as its gap; one that did not train to its end is the worst."""
     runs = []
     for record in records:
@@ -376,23 +389,23 @@ def _with_metric(
     deviation: SeedDeviation,
 ) -> Confirmed | None:
     """A configuration with the metric of its runs; before the first one, of its trial."""
-    confirmed = _confirmed(plan, records, field, record, runs, field.of_law)
+    confirmed = _with_runs(plan, records, field, record, runs, field.deviation_of_law)
     if confirmed is None or record is None:
         return None
     target = plan.question.target
-    gap, is_bound = median_run(_metrics(runs or [record], target))
+    gap, is_bound = median_run(_runs_by_metric(runs or [record], target))
     if is_bound:
         return confirmed
     # Without a goal the gap of a gap is the metric.
     metric = target.gap(gap)
-    half = half_width(confirmed.reached, deviation) if runs else None
+    half = metric_half_width(confirmed.reached, deviation) if runs else None
     ends_of_metric = {}
     if half is not None:
         ends_of_metric = {"metric_low": metric - half, "metric_high": metric + half}
     return confirmed.model_copy(update={"metric": metric, **ends_of_metric})
 
 
-def _confirmed(
+def _with_runs(
     plan: Plan,
     records: Records,
     field: Field,
@@ -409,13 +422,15 @@ def _confirmed(
     train_steps = schedule_steps
     if question.seeks_metric or question.budget.seconds is not None:
         train_steps = schedule_steps or question.last_step(record.batch_size)
-    steps, is_bound = median_run(_runs(runs or [record]))
+    steps, is_bound = median_run(_runs_in_steps(runs or [record]))
     steps_ends: tuple[float | None, float | None] = (None, None)
     seconds_ends = steps_ends
     # A budget whose best metric is sought ends at the same step on every seed.
     if runs and not question.seeks_metric:
-        steps_ends = median_interval(_runs(runs), deviation)
-        seconds_ends = median_interval(_runs(runs, tau), deviation, math.hypot(error, of_loop))
+        steps_ends = median_interval(_runs_in_steps(runs), deviation)
+        seconds_ends = median_interval(
+            _runs_in_steps(runs, tau), deviation, math.hypot(error, of_loop)
+        )
     return Confirmed(
         batch_size=record.batch_size,
         lr=record.lr,
@@ -451,7 +466,7 @@ def _step_seconds(step_time: StepTime, batch_size: int) -> tuple[float, float, f
     return tau, 0.0, 0.0
 
 
-def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed | None:
+def _with_predicted_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed | None:
     """Predict the share of seeds that reach, where a schedule's length decides on it."""
     told = [chain.number for chain in posterior.chains]
     if confirmed is None or confirmed.schedule_steps is None or confirmed.number not in told:
@@ -460,7 +475,7 @@ def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed 
     return confirmed.model_copy(update={"predicted_share": share})
 
 
-def _best(
+def _best_by_medians(
     verdict: Verdict,
     other: Confirmed | None,
     baseline: Confirmed | None,
@@ -556,7 +571,7 @@ def _fewest_steps(
     )
 
 
-def _faster(
+def _faster_in_seconds(
     facts: StudyFacts,
     posterior: Posterior,
     step_time: StepTime,
@@ -572,16 +587,17 @@ def _faster(
     is_expected = question.counts_steps or facts.ran_for is not None
     if not is_expected or question.seeks_metric or best is None:
         return None
-    seconds = {}
+    # Predicted seconds, with the record that they are of.
+    by_number = {}
     for prediction in predictions(posterior, question, step_time):
         record = prediction.record
         value_of_step = question.value(1.0, record.batch_size, step_time)
         steps = math.exp(prediction.log_value) / value_of_step
-        seconds[record.number] = question.cost(steps, record.batch_size, step_time), record
-    if best.number not in seconds:
+        by_number[record.number] = question.cost(steps, record.batch_size, step_time), record
+    if best.number not in by_number:
         return None
-    least, record = min(seconds.values(), key=lambda pair: pair[0])
-    speedup = seconds[best.number][0] / least
+    least, record = min(by_number.values(), key=lambda pair: pair[0])
+    speedup = by_number[best.number][0] / least
     if speedup <= NEAR_OPTIMAL or record.role == "baseline":
         return None
     # The baseline's seconds are measured, and stand beside the best's.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.system.files import StudyFolder, claim_folder
+from bstune.system.files import StudyFolder, claim_folder, ensure_home
 from bstune.system.ticker import Ticker
 from bstune.trial.ranks import Ranks
 from bstune.trial.worker import AnyWorker, InProcess, Worker, call, value_of
@@ -40,8 +40,8 @@ def further_workers(workers: int, first: AnyWorker, log: Path) -> list[Worker]:
     devices: list[str] = value_of(call(first, cuda_devices, limit=START_SECONDS))
     made = []
     for place in range(1, workers):
-        own = {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {}
-        made.append(Worker(log.with_stem(f"{log.stem}-{place}"), PRELOAD, own))
+        variables = {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {}
+        made.append(Worker(log.with_stem(f"{log.stem}-{place}"), PRELOAD, variables))
     return made
 
 
@@ -91,6 +91,7 @@ def begin(
         BstuneError: for options and a folder that cannot be used.
     """
     at = time.monotonic() if at is None else at
+    ensure_home()
     # A process each, also on CUDA, imports torch before anything can be asked of it.
     there = len(os.sched_getaffinity(0))
     if options.devices > there:

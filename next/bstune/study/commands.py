@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import Options, differing
 from bstune.system.secrets import hide
@@ -54,7 +55,7 @@ def line_commands(way: Way, arguments: Sequence[str], folder: str | None = None)
 
 def call_commands(way: Way, name: str) -> Commands:
     """The calls of a study that Python begins; ``way`` is ``tune`` or ``loop``."""
-    train: TrainCommand = partial(in_words, "your own loop")
+    train: TrainCommand = partial(best_in_words, "your own loop")
     if way == "tune":
         train = for_any_best("result.train()")
     return Commands(way, partial(python_call, FUNCTIONS[way], name), train)
@@ -73,12 +74,12 @@ def stored_commands(way: Way, command: str, own: Options, asked: Options) -> Com
     if way in FUNCTIONS:
         commands = call_commands(way, own.study_name)
     elif way == "application":
-        words = shlex.split(command)
-        train = partial(in_words, "your application")
+        words = _split(command)
+        train = partial(best_in_words, "your application")
         commands = Commands(way, partial(application_command, words), train)
     else:
-        asking = command_line(_arguments(command), options)
-        commands = line_commands(way, _arguments(asking))
+        asking = command_line(_words_after_command(command), options)
+        commands = line_commands(way, _words_after_command(asking))
     if own.tunables and way != "tune":
         # best.yaml is of the study's own question.
         commands = replace(commands, train=for_any_best("the configuration of row Best"))
@@ -87,11 +88,18 @@ def stored_commands(way: Way, command: str, own: Options, asked: Options) -> Com
     return replace(commands, study=lambda further: commands.study({**options, **further}))
 
 
-def _arguments(command: str) -> list[str]:
-    return shlex.split(command.removeprefix(COMMAND))
+def _words_after_command(command: str) -> list[str]:
+    return _split(command.removeprefix(COMMAND))
 
 
-def _by_name(words: Sequence[str]) -> dict[str, str]:
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"config.yaml has no command of a study, but {command}") from error
+
+
+def _words_by_option(words: Sequence[str]) -> dict[str, str]:
     """The words of a command by their options, without secrets; other words may stand twice."""
     given = dict[str, str]()
     for word in words:
@@ -104,7 +112,7 @@ def _by_name(words: Sequence[str]) -> dict[str, str]:
 
 def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str:
     """A command line with further options, as a shell takes it, without secrets."""
-    given = _by_name(arguments)
+    given = _words_by_option(arguments)
     # Another study needs a folder of its own.
     if "study" in options and "output" in given:
         given["output"] += "-" + str(options["study"]).rpartition("-")[2]
@@ -145,7 +153,7 @@ def python_call(function: str, name: str, options: Mapping[str, object]) -> str:
 
 def application_command(words: Sequence[str], options: Mapping[str, object]) -> str:
     """A Hydra application's command with further options of its sweeper, without secrets."""
-    given = _by_name(words)
+    given = _words_by_option(words)
     for option, changed in options.items():
         # Hydra quotes what is no plain word.
         is_plain = not isinstance(changed, str) or re.fullmatch(r"[\w./-]+", changed)
@@ -155,11 +163,11 @@ def application_command(words: Sequence[str], options: Mapping[str, object]) -> 
 
 
 def for_any_best(text: str) -> TrainCommand:
-    """What trains the best, where it does not name it."""
+    """What trains the best in the same words whatever it is."""
     return lambda *of_best: text
 
 
-def in_words(where: str, batch_size: int, lr: float, steps: int | None) -> str:
+def best_in_words(where: str, batch_size: int, lr: float, steps: int | None) -> str:
     """The best where no command trains it: ``batch size 118 and lr 1.18 in your own loop``."""
     end = f", up to step {steps}," if steps is not None else ""
     return f"batch size {batch_size} and lr {lr:g}{end} in {where}"

@@ -233,7 +233,7 @@ def _half_width(mean_error: float, runs: int, degrees: int, errors: Sequence[flo
     return float(math.hypot(from_seeds, norm.ppf(UPPER) * math.hypot(*errors)))
 
 
-def half_width(runs: int, deviation: SeedDeviation) -> float | None:
+def metric_half_width(runs: int, deviation: SeedDeviation) -> float | None:
     """Half the 90% interval of a median of so many metrics; None: seeds show no deviation."""
     if not deviation.degrees:
         return None
@@ -259,7 +259,9 @@ def improvement_of(
         return None
     value = baseline_median - best_median
     pairs = min(sum(run.reached for run in runs) for runs in (best, baseline))
-    half = half_width(pairs, SeedDeviation(math.sqrt(2.0) * deviation.value, deviation.degrees))
+    half = metric_half_width(
+        pairs, SeedDeviation(math.sqrt(2.0) * deviation.value, deviation.degrees)
+    )
     return Improvement(
         value=value,
         low=None if half is None else value - half,
@@ -336,16 +338,17 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     winners were lucky together. Contenders are those whose prediction lies within ``WITHIN`` of the
     best, and those that reached on most of their new seeds: where predictions move, these count.
     """
+    # One 0 counts beside them: of a single new seed half is taken for luck.
     off = [0.0]
     for candidate in candidates:
-        for log_value in _reached(candidate, runs):
+        for log_value in _reached_values(candidate, runs):
             off.append(log_value - candidate.log_value)
     luck = statistics.fmean(off)
     predicted = {one.number: one.log_value - math.log(one.share) for one in candidates}
     limit = min(predicted.values()) + math.log(WITHIN)
     estimates = {}
     for candidate in candidates:
-        reached = _reached(candidate, runs)
+        reached = _reached_values(candidate, runs)
         most_reached = 2 * len(reached) > len(runs.get(candidate.number, ()))
         if predicted[candidate.number] > limit and not most_reached:
             continue
@@ -358,7 +361,7 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     return estimates
 
 
-def _reached(candidate: Candidate, runs: Runs) -> list[float]:
+def _reached_values(candidate: Candidate, runs: Runs) -> list[float]:
     """Log values of a candidate's new seeds that reached the target."""
     return [value for value in runs.get(candidate.number, ()) if value is not None]
 
@@ -393,7 +396,7 @@ def best_confirmed(candidates: Sequence[Candidate], runs: Runs, noise: float) ->
 
 
 def next_confirmation(
-    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float, before: int = 0
+    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float, runs_before: int = 0
 ) -> int | None:
     """The configuration to run on its next new seed, as a trial's number; None: there is enough.
 
@@ -404,12 +407,13 @@ def next_confirmation(
         runs: log value of the runs on new seeds, by the number of the candidate; None for a miss.
         seeds: how many the leader runs on.
         noise: standard deviation of log steps from seed to seed.
-        before: how many of the runs were made before the search went on, which found others.
+        runs_before: how many of them were made before the search went on: they are not counted
+            among the ``MOST_RUNS`` times ``seeds`` that end the confirmation.
     """
     if not candidates:
         return None
     estimates = _estimates(candidates, runs, noise)
-    if sum(map(len, runs.values())) - before >= MOST_RUNS * seeds:
+    if sum(map(len, runs.values())) - runs_before >= MOST_RUNS * seeds:
         return None
     leader = _leader(candidates, estimates)
     return leader if len(runs.get(leader, ())) < seeds else None

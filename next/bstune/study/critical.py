@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bstune.core.curve import REGIME_RATIO
 from bstune.core.noise_scale import NoiseScaleEstimate, Terms, estimate_noise_scale
-from bstune.core.records import Record, Records, ends
+from bstune.core.records import Record, Records, last_of_chains
 from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import Posterior
 from bstune.study.estimates import step_time_of
@@ -103,7 +103,9 @@ def noise_scale(plan: Plan, records: Records) -> NoiseScaleEstimate | None:
         plan: with the question, by which a trial is near the best.
         records: of all trials.
     """
-    reached = [record for record in ends(records) if record.reached and record.noise_scale]
+    reached = [
+        record for record in last_of_chains(records) if record.reached and record.noise_scale
+    ]
     if not reached:
         return None
     step_time = step_time_of(plan, records)

@@ -92,7 +92,7 @@ class Deadline:
         """Seconds that the baseline's first run may take."""
         return BASELINE * self.shared
 
-    def between_trials(self, now: float, took: float, trials: int) -> float:
+    def seconds_between_trials(self, now: float, took: float, trials: int) -> float:
         """Seconds between two trials so far, in which the next one is chosen.
 
         Args:
@@ -124,7 +124,7 @@ class Deadline:
         return min(now + seconds, self.end)
 
 
-def limited(wall_seconds: float | None, began: float, start: float) -> Deadline | None:
+def deadline_after_start(wall_seconds: float | None, began: float, start: float) -> Deadline | None:
     """The time limit of a command, once its start is over; None: there is none.
 
     Args:

@@ -79,6 +79,8 @@ def _posterior_of_best(plan: Plan, best: Records, draws: int, moves: int) -> Pos
 def law_at_best_rates(low: int, high: int, budget: float) -> Law:
     """The law over batch sizes, with a misfit, whose rates, log2 of them 0, are the best.
 
+    A grid's answer and :func:`bstune.fit_curve` use it.
+
     Args:
         low, high: batch sizes.
         budget: as of :func:`bstune.search.law.make_law`.

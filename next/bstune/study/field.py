@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bstune.core.question import Question
-from bstune.core.records import Records, Spec, StepTime, ends
+from bstune.core.records import Records, Spec, StepTime, last_of_chains
 from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import Prediction, predictions
@@ -48,7 +48,7 @@ class Field:
     """tau(B) by which they are compared, as of :func:`_tied_step_time`."""
 
     @property
-    def of_law(self) -> SeedDeviation:
+    def deviation_of_law(self) -> SeedDeviation:
         """The law's own deviation, before any new seed."""
         return SeedDeviation(self.noise, LAW_DEGREES)
 
@@ -136,7 +136,7 @@ def place_of(space: Space, spec: Spec) -> tuple[float, float]:
 
 def _log_values(question: Question, records: Records, step_time: StepTime) -> dict[int, float]:
     """Log of what each run that reached took, in what the question minimises, by its number."""
-    chains = [chain for chain in ends(records) if chain.steps > 0]
+    chains = [chain for chain in last_of_chains(records) if chain.steps > 0]
     log_values = {}
     if question.seeks_metric:
         for chain, behind in zip(chains, behind_best(chains, question), strict=True):
@@ -156,7 +156,7 @@ def _outcomes(plan: Plan, posterior: Posterior, records: Records) -> list[Outcom
     They are those that were allowed ``ALLOWED`` times their predicted steps, or the whole budget,
     however they ended: most trials of the search are stopped too early to tell.
     """
-    runs = ends([record for record in records if record.steps > 0])
+    runs = last_of_chains([record for record in records if record.steps > 0])
     log_steps = posterior.law.log_steps(posterior.theta, *places_of(plan.space, runs))
     predicted = np.exp(log_steps.mean(axis=0))
     outcomes = []

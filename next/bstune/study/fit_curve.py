@@ -35,9 +35,9 @@ class CurveFit:
     """Draws of the law's parameters, with its piecewise-linear misfit."""
 
     def steps(self, batch_size: float) -> float:
-        """The predicted median of S*(B), the misfit included.
+        """The predicted median of S*(B), by the law and by how far off it the points lie.
 
-        InputError for a batch size below 1.
+        InputError for what is no finite number of at least 1.
         """
         x = np.log2([_at_least_one(batch_size, "batch_size")])
         return float(np.exp(np.median(self.posterior.law.curve(self.posterior.theta, x))))
@@ -94,6 +94,7 @@ def fit_curve(points: Iterable[tuple[float, float, bool]]) -> CurveFit:
 
 
 def _point(point: Any) -> tuple[float, float, bool]:
+    """Check a point; InputError for what is none."""
     try:
         batch_size, steps, reached = point
     except (TypeError, ValueError) as error:
@@ -107,6 +108,7 @@ def _point(point: Any) -> tuple[float, float, bool]:
 
 
 def _at_least_one(value: Any, name: str) -> float:
+    """A number from 1 on; InputError, by its name, for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):

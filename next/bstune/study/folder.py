@@ -28,8 +28,8 @@ from bstune.system.files import (
 )
 from bstune.system.secrets import hide
 
-# A result of 1,000 trials has some 40 kB.
-RESULT_LIMIT_BYTES = 5_000_000
+# An answer from so many takes two minutes.
+MOST_RECORDS = 5_000
 
 
 class Origin(Frozen, extra="ignore"):
@@ -79,13 +79,13 @@ def read_asked(folder: Path) -> tuple[Options, Machine, Origin]:
         origin = Origin.model_validate(config)
     except ValidationError as error:
         raise InputError(
-            f"{files.config} does not tell what its study asks, {_first(error)}: run it again"
+            f"{files.config} does not tell what its study asks, {_first_error(error)}: run it again"
         ) from error
     values = {name: config[name] for name in Options.model_fields if name in config}
     try:
         machine = Machine.model_validate(read_json(files.hardware))
     except ValidationError as error:
-        raise InputError(f"{files.hardware} is no machine: {_first(error)}") from error
+        raise InputError(f"{files.hardware} is no machine: {_first_error(error)}") from error
     return options_from(values), machine, origin
 
 
@@ -103,18 +103,24 @@ class TrialsFile:
 def read_records(folder: Path) -> list[Record]:
     """Read the records in a study's folder, in the order of its lines.
 
+    The study may still run: its last line may be half written, which is an InputError.
+
     Raises:
         InputError: if trials.jsonl is missing, too large or broken.
     """
     path = StudyFolder(folder).trials
     records = []
     # Texts of trials may have line separators of their own, at which splitlines cuts.
-    lines = filter(None, read_text(path).split("\n"))
+    lines = [line for line in read_text(path).split("\n") if line]
+    if len(lines) > MOST_RECORDS:
+        raise InputError(f"{path} must have at most {MOST_RECORDS:,} trials, but has more")
     for number, line in enumerate(lines, start=1):
         try:
             records.append(Record.model_validate_json(line))
         except ValidationError as error:
-            raise InputError(f"{path}, line {number}, is no trial: {_first(error)}") from error
+            raise InputError(
+                f"{path}, line {number}, is no trial: {_first_error(error)}"
+            ) from error
     return records
 
 
@@ -144,7 +150,7 @@ def read_result(folder: Path) -> StudyResult:
         InputError: if curve.json is missing, too large, broken or of another schema.
     """
     path = StudyFolder(folder).result
-    values = read_json(path, RESULT_LIMIT_BYTES)
+    values = read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} must be a study's result, but is no mapping")
     schema = values.get("schema_number")
@@ -155,7 +161,7 @@ def read_result(folder: Path) -> StudyResult:
     try:
         return StudyResult.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{path} is no study's result: {_first(error)}") from error
+        raise InputError(f"{path} is no study's result: {_first_error(error)}") from error
 
 
 def read_best(file: Path) -> Any:
@@ -166,7 +172,7 @@ def read_best(file: Path) -> Any:
     return best["trial"]
 
 
-def _first(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
     """Write the first of a value's errors in one line."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])

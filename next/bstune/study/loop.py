@@ -217,7 +217,7 @@ class HangWatch:
 
     @property
     def limit(self) -> float:
-        """Seconds."""
+        """Seconds of silence after which a trial is ended."""
         if self.trial_seconds is not None:
             return self.trial_seconds
         limit = max(HANG_SECONDS, HANG_RATIO * self.longest_silence)
@@ -233,11 +233,11 @@ class HangWatch:
 def train_here(asked: AskedTrial, train: Callable[[Trial], None]) -> Record:
     """Train a trial in this process: a worker's, or that of a study without one."""
     trial = asked.trial()
-    trial.on_progress = partial(tell_progress, partial(_so_far, trial))
+    trial.on_progress = partial(tell_progress, partial(_last_evaluation_text, trial))
     return run_trial(train, trial)
 
 
-def _so_far(trial: Trial) -> str:
+def _last_evaluation_text(trial: Trial) -> str:
     """A trial's last evaluation, in words; empty before the first one."""
     if not trial.history:
         return ""
@@ -246,7 +246,7 @@ def _so_far(trial: Trial) -> str:
     return f"step {step:,} of {trial.max_steps:,}, {trial.target.metric} {shown}"
 
 
-def training(
+def train_in_worker(
     worker: AnyWorker,
     asked: AskedTrial,
     train: Callable[[Trial], None],
@@ -320,13 +320,13 @@ class Crew:
 
         A study calls it with all trials that run, whenever one has ended.
 
-        BstuneError as by :func:`training`.
+        BstuneError as by :func:`train_in_worker`.
         """
         for asked in running:
             if asked.spec.number not in self._at_work:
                 worker = self._idle.pop()
                 self._begun(asked.spec, partial(getattr, worker, "told"))
-                going = training(worker, asked, self._train, self._watch, self._patience)
+                going = train_in_worker(worker, asked, self._train, self._watch, self._patience)
                 asked.record = next(going)
                 self._at_work[asked.spec.number] = worker, going
         while all(asked.record is None for asked in running):

@@ -117,7 +117,7 @@ def survey_seconds(options: Options, deadline: Deadline | None, preflight: float
     return min(options.survey_seconds, max(deadline.preparation_seconds - preflight, 0.0))
 
 
-def without_survey(options: Options, worker: AnyWorker | None, seconds: float) -> str:
+def why_no_survey(options: Options, worker: AnyWorker | None, seconds: float) -> str:
     """Why no survey is made in so many seconds; empty: one is.
 
     Raises:
@@ -141,7 +141,7 @@ def without_survey(options: Options, worker: AnyWorker | None, seconds: float) -
     return why
 
 
-def surveyed(
+def kept_or_new_survey(
     machine: Machine,
     worker: AnyWorker,
     recipe: Recipe,
@@ -163,7 +163,7 @@ def surveyed(
         UserCodeError: what the user's code raises at the baseline's batch size.
         InputError: no batch size fits.
     """
-    assert isinstance(worker, Worker)  # noqa: S101 (without_survey says so)
+    assert isinstance(worker, Worker)  # noqa: S101 (why_no_survey says so)
     space = space_of(options, machine.fills_tensor_cores)
     patience = HangWatch(options.wall_seconds, options.trial_seconds).limit
     size, lr = space.anchor

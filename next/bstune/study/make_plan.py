@@ -10,7 +10,7 @@ from bstune.core.records import StepTime
 from bstune.core.space import Configuration, Space
 from bstune.core.step_time import fit_step_time
 from bstune.options import Options, space_of
-from bstune.search.fit import NOTHING, Ends
+from bstune.search.fit import NOTHING, SurveyedSizes
 from bstune.search.grid import usual_trials
 from bstune.study.commands import Commands
 from bstune.study.deadline import Deadline
@@ -58,7 +58,7 @@ def fixed_place(machine: Machine) -> dict[str, object]:
     return machine.model_dump(include={"device", "threads", "precision"})
 
 
-def shared_by(
+def what_joining_needs(
     options: Options, machine: Machine, commands: Commands, began: float
 ) -> dict[str, object]:
     """What a process on another machine needs to join a study, as JSON; nothing of it is code.
@@ -102,7 +102,7 @@ def plan_of(
     # With micro-batches larger batches are accumulated of what fits.
     if survey is not None and options.micro_batch_size != "auto":
         ran = tuple(one.batch_size for one in survey.timings)
-        fits = Ends(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
+        fits = SurveyedSizes(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
     space = space_of(options, machine.fills_tensor_cores)
     timings = survey.step_times if survey else ()
     question = Question(
@@ -113,7 +113,7 @@ def plan_of(
         # A study keeps to the steps that a budget of seconds is by its survey.
         budget_step_time=step_time or fit_step_time((), timings),
     )
-    _check_length(question, space)
+    _check_budget(question, space)
     trials = TRIALS if deadline is None else TRIALS_IN_TIME
     if options.sampler == "grid" and deadline is None:
         trials = usual_trials(space)
@@ -133,7 +133,7 @@ def plan_of(
     )
 
 
-def _check_length(question: Question, space: Space) -> None:
+def _check_budget(question: Question, space: Space) -> None:
     """InputError where a budget of seconds is in no steps, or the best metric sought in a few."""
     if question.budget.seconds is not None and question.budget_step_time is None:
         raise InputError(

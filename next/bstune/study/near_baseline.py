@@ -39,7 +39,9 @@ def next_near_baseline(plan: Plan, records: Records, running: Sequence[Spec]) ->
     reached = sorted((one for one in without_new_seeds(records) if one.reached), key=value)
     space = sizes_to_try(plan.space, records, plan.fits)
     tried = tried_keys(records, running)
-    for batch_size, lr in _near(space, baseline, reached, {size for size, *_ in tried}):
+    for batch_size, lr in _near_configurations(
+        space, baseline, reached, {size for size, *_ in tried}
+    ):
         near = Configuration(batch_size=batch_size, lr=lr, values=baseline.values)
         if key_of(near) not in tried:
             best_value = value(reached[0])
@@ -53,7 +55,7 @@ def next_near_baseline(plan: Plan, records: Records, running: Sequence[Spec]) ->
     return None
 
 
-def _near(
+def _near_configurations(
     space: Space, baseline: Record, reached: Records, tried_sizes: Collection[float]
 ) -> Iterator[tuple[int, float]]:
     """Batch sizes and rates near the baseline, in the order in which they are tried.

@@ -16,7 +16,7 @@ from bstune.study.trials import (
     first_free,
     least_steps,
     new_seeds_of,
-    numbered,
+    record_numbered,
     took_seconds,
 )
 
@@ -28,17 +28,17 @@ NEW_SEED_LIMIT = 4
 def confirmation_seconds(
     plan: Plan, deadline: Deadline, records: Records, now: float
 ) -> float | None:
-    """What all runs on new seeds would take, by the search's trials, with the time between two.
+    """Seconds of all runs on new seeds, by the search's trials, and of the choice between two runs.
 
     None while no other configuration than the baseline has reached the target.
     """
-    took = []
+    search_seconds = []
     for record in records:
         if record.reached and record.role == "search" and not plan.is_baseline(record):
-            took.append(took_seconds(record, records))
-    if not took:
+            search_seconds.append(took_seconds(record, records))
+    if not search_seconds:
         return None
-    of_best = statistics.median(took)
+    of_best = statistics.median(search_seconds)
     of_baseline = 0.0
     baseline = baseline_of(records)
     if baseline is not None:
@@ -46,7 +46,7 @@ def confirmation_seconds(
         if baseline.reached:
             of_baseline = min(of_baseline, took_seconds(baseline, records))
     all_took = sum(record.train_seconds + record.other_seconds for record in records)
-    between = deadline.between_trials(now, all_took, len(records))
+    between = deadline.seconds_between_trials(now, all_took, len(records))
     return plan.seeds * (of_best + of_baseline + 2.0 * between)
 
 
@@ -74,17 +74,17 @@ def ask_new_seed(plan: Plan, records: Records, running: Sequence[Spec], now: flo
     if asked is None and number is not None:
         asked = _ask_seed_of_candidate(plan, field, records, running, by_number[number])
     if asked is not None and plan.deadline is not None:
-        took = _seconds_of(leader, records)
+        took = _seconds_on_new_seed(leader, records)
         if asked.repeats is not None:
-            took = min(took, _seconds_of(asked.repeats, records))
+            took = min(took, _seconds_on_new_seed(asked.repeats, records))
         if now + took > plan.deadline.end:
             return None
     return asked
 
 
-def _seconds_of(number: int, records: Records) -> float:
+def _seconds_on_new_seed(number: int, records: Records) -> float:
     """What a configuration takes on a new seed; before the first one what its trial took."""
-    runs = new_seeds_of(records, number) or [numbered(records, number)]
+    runs = new_seeds_of(records, number) or [record_numbered(records, number)]
     return statistics.median(took_seconds(run, records) for run in runs)
 
 
@@ -107,7 +107,8 @@ def _ask_seed_of_candidate(
     running: Sequence[Spec],
     candidate: Candidate,
 ) -> Ask:
-    record = numbered(records, candidate.number)
+    """A candidate's next run, which ends after ``NEW_SEED_LIMIT`` times its predicted steps."""
+    record = record_numbered(records, candidate.number)
     schedule_steps = candidate.schedule_steps
     earlier = new_seeds_of(records, candidate.number)
     if earlier:
@@ -115,8 +116,8 @@ def _ask_seed_of_candidate(
         schedule_steps = earlier[0].schedule_steps
     per_step = plan.question.value(1.0, record.batch_size, field.step_time)
     predicted = math.exp(candidate.log_value) / per_step
-    limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
-    return _repeat(plan, records, running, record, schedule_steps or limit, schedule_steps)
+    most_steps = schedule_steps or math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
+    return _ask_on_new_seed(plan, records, running, record, most_steps, schedule_steps)
 
 
 def _ask_seed_of_baseline(
@@ -137,21 +138,21 @@ def _ask_seed_of_baseline(
     if len(of_baseline) + at_work >= len(of_other):
         return None
     step_time = step_time_of(plan, records)
-    limit = plan.question.last_step(baseline.batch_size)
+    most_steps = plan.question.last_step(baseline.batch_size)
     if plan.deadline is not None and not plan.question.seeks_metric:
         steps = statistics.median(map(least_steps, of_other))
         value = plan.question.value(steps, of_other[0].batch_size, step_time)
         per_step = plan.question.value(1.0, baseline.batch_size, step_time)
-        limit = math.ceil(NEW_SEED_LIMIT * value / per_step)
-    return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
+        most_steps = math.ceil(NEW_SEED_LIMIT * value / per_step)
+    return _ask_on_new_seed(plan, records, running, baseline, most_steps, baseline.schedule_steps)
 
 
-def _repeat(
+def _ask_on_new_seed(
     plan: Plan,
     records: Records,
     running: Sequence[Spec],
     record: Record,
-    limit: int,
+    most_steps: int,
     schedule_steps: int | None,
 ) -> Ask:
     """Ask a trial's configuration on its first free seed; all configurations share the seeds."""
@@ -164,7 +165,7 @@ def _repeat(
         lr=record.lr,
         values=record.values,
         seed=trial_seed(plan.seed, f"seed/{index}"),
-        max_steps=min(limit, budget),
+        max_steps=min(most_steps, budget),
         schedule_steps=schedule_steps,
         first_evaluation=first_evaluation(record.steps),
         repeats=record.number,

@@ -49,6 +49,7 @@ def next_step(
 
 
 def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
+    """The baseline's first run, to its budget; a time limit may end it before."""
     last_step = plan.question.last_step(baseline.batch_size)
     schedule_steps = None
     if plan.question.schedule_ends:

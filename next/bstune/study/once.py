@@ -9,14 +9,14 @@ from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.records import Record, Spec, Target
 from bstune.hardware.survey import Survey
 from bstune.options import Options, missing
-from bstune.recipe.found import remembered
+from bstune.recipe.found import fill_by_stored
 from bstune.study.begin import begin
-from bstune.study.loop import AskedTrial, HangWatch, train_here, training
-from bstune.study.machine import machine_of, surveyed
+from bstune.study.loop import AskedTrial, HangWatch, train_here, train_in_worker
+from bstune.study.machine import kept_or_new_survey, machine_of
 from bstune.study.prepare import fill_from_project
 from bstune.study.storage import StudyStorage
 from bstune.study.workload import Workload
-from bstune.system.files import StudyFolder, discard_folder, write_text
+from bstune.system.files import StudyFolder, discard_folder, ensure_home, write_text
 from bstune.trial.worker import AnyWorker, Worker
 
 
@@ -31,6 +31,7 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
     """
     if workload.recipe is None:
         raise InputError("recorded runs have no survey: name a workload that is trained")
+    ensure_home()
     with TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
         machine = machine_of(options, worker)
         patience = HangWatch(trial_seconds=options.trial_seconds).limit
@@ -41,7 +42,9 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
             worker, workload.recipe, options, workload.commands.study, patience
         )
         seconds = options.survey_seconds
-        return surveyed(machine, worker, workload.recipe, options, workload.settings, seconds)
+        return kept_or_new_survey(
+            machine, worker, workload.recipe, options, workload.settings, seconds
+        )
 
 
 def train_once(options: Options, workload: Workload) -> Record:
@@ -57,15 +60,15 @@ def train_once(options: Options, workload: Workload) -> Record:
     pair = options.trial.pair
     if pair is None:
         raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
-    options = _with_what_was_found(options)
+    options = _fill_by_study(options)
     of_study = StudyFolder(Path(options.output))
     batch_size, lr = pair
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
-    asked = _one_run(options, folder, batch_size, lr)
+    asked = _asked_run(options, folder, batch_size, lr)
     with closing(begin(options, trains=workload.recipe is not None, log=folder.log)) as begun:
         try:
-            record = _trained(options, workload, begun.worker, asked)
+            record = _train_asked(options, workload, begun.worker, asked)
         except (InputError, StudyError):
             discard_folder(folder)
             discard_folder(of_study)
@@ -77,11 +80,11 @@ def train_once(options: Options, workload: Workload) -> Record:
     return record
 
 
-def _with_what_was_found(options: Options) -> Options:
+def _fill_by_study(options: Options) -> Options:
     """Fill what is open by what a study of its name has found; InputError for what is missing."""
     if options.is_open("target") or options.is_open("budget.steps"):
         storage = StudyStorage(options.storage, options.study_name)
-        options = remembered(options, storage.setting)
+        options = fill_by_stored(options, storage.setting)
         storage.discard()
     absent = [missing("target")] if options.is_open("target") else []
     if options.trial.steps is None and not options.budget_is_in_steps:
@@ -91,7 +94,7 @@ def _with_what_was_found(options: Options) -> Options:
     return options
 
 
-def _one_run(options: Options, folder: StudyFolder, batch_size: int, lr: float) -> AskedTrial:
+def _asked_run(options: Options, folder: StudyFolder, batch_size: int, lr: float) -> AskedTrial:
     """The trial of ``trial.batch_size`` and ``trial.lr``; steps that are given are all trained."""
     given = options.trial
     total_steps = given.steps or options.budget.last_step(batch_size)
@@ -115,7 +118,7 @@ def _one_run(options: Options, folder: StudyFolder, batch_size: int, lr: float) 
     )
 
 
-def _trained(
+def _train_asked(
     options: Options, workload: Workload, worker: AnyWorker | None, asked: AskedTrial
 ) -> Record:
     """Train a trial; InputError where its batch size does not fit."""
@@ -125,7 +128,7 @@ def _trained(
     else:
         machine_of(options, worker)
         watch = HangWatch(trial_seconds=options.trial_seconds)
-        *_, last = training(worker, asked, workload.train, watch)
+        *_, last = train_in_worker(worker, asked, workload.train, watch)
         assert last is not None  # noqa: S101 (a training ends with its record)
         record = last
     if record.is_unfit:

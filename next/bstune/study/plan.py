@@ -8,7 +8,7 @@ from bstune.core.question import Question
 from bstune.core.records import Frozen, Role, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.core.step_time import Surveyed
-from bstune.search.fit import NOTHING, Ends
+from bstune.search.fit import NOTHING, SurveyedSizes
 from bstune.study.deadline import Deadline
 
 
@@ -66,7 +66,7 @@ class Plan:
     deadline: Deadline | None = None
     step_time: StepTime | None = None
     resumable: Callable[[int], bool] = lambda number: True
-    fits: Ends = NOTHING
+    fits: SurveyedSizes = NOTHING
     timings: tuple[Surveyed, ...] = ()
 
     @property
@@ -76,10 +76,14 @@ class Plan:
 
     def is_baseline(self, trial: Spec) -> bool:
         """Whether a trial ran the baseline's configuration; none did without a baseline."""
-        own = self.baseline
-        if own is None:
+        baseline = self.baseline
+        if baseline is None:
             return False
-        return (trial.batch_size, trial.lr, trial.values) == (own.batch_size, own.lr, own.values)
+        return (trial.batch_size, trial.lr, trial.values) == (
+            baseline.batch_size,
+            baseline.lr,
+            baseline.values,
+        )
 
 
 def trial_seed(study_seed: int, place: str) -> int:

@@ -7,7 +7,7 @@ from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Record
 from bstune.hardware.survey import Survey
 from bstune.options import Options, space_of
-from bstune.recipe.found import Found, completed, piloted
+from bstune.recipe.found import Found, fill_by_found, fill_by_pilot
 from bstune.recipe.recipe import Recipe
 from bstune.study.commands import Command
 from bstune.study.deadline import Deadline, pilot_seconds
@@ -65,7 +65,7 @@ def prepare_project(
     has_rule = options.scaling is not None
     options, found = fill_from_project(worker, recipe, options, command, limit)
     until = None if deadline is None else deadline.preflight_until
-    checks = _checked(worker, recipe, options, found, limit, until)
+    checks = _check_project(worker, recipe, options, found, limit, until)
     project = OfProject(
         resumes=checks.resumes,
         examples=found.examples,
@@ -107,14 +107,14 @@ def fill_from_project(
     """
     baseline = options.baseline
     own = baseline.batch_size, baseline.lr
-    found: Found = value_of(call(worker, _look_up, recipe, *own, limit=limit))
-    options, lines = completed(options, found, command)
+    found: Found = value_of(call(worker, _look_up_in_worker, recipe, *own, limit=limit))
+    options, lines = fill_by_found(options, found, command)
     for line in lines:
         say(line)
     return options, found
 
 
-def _checked(
+def _check_project(
     worker: AnyWorker,
     recipe: Recipe,
     options: Options,
@@ -127,11 +127,11 @@ def _checked(
     Without a baseline nothing is checked but at the middle of the ranges.
     """
     target = options.target or found.without_goal
-    batch_size, lr = _pair(options)
+    batch_size, lr = _pair_to_check(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
     budget = options.budget if options.budget_is_in_steps else None
     arguments = (recipe, sizes, lr, budget, target, until)
-    checks: Checks = value_of(call(worker, _preflight, *arguments, limit=limit))
+    checks: Checks = value_of(call(worker, _preflight_in_worker, *arguments, limit=limit))
     for line in checks.lines:
         say(line)
     return checks
@@ -145,19 +145,19 @@ def _fill_from_pilot(
         return options
     seconds = pilot_seconds(options.wall_seconds)
     target = options.target or found.without_goal
-    batch_size, lr = _pair(options)
+    batch_size, lr = _pair_to_check(options)
     length = options.budget.last_step(batch_size) if options.budget_is_in_steps else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
-    record: Record = value_of(call(worker, _pilot, *arguments, limit=limit))
+    record: Record = value_of(call(worker, _pilot_in_worker, *arguments, limit=limit))
     if record.status in ("diverged", "failed"):
         raise InputError(f"batch size {batch_size} and lr {lr:g} {record.status}: {record.message}")
-    options, line = piloted(options, found, record.finite_history)
+    options, line = fill_by_pilot(options, found, record.finite_history)
     say(line)
     return options
 
 
-def _pair(options: Options) -> tuple[int, float]:
+def _pair_to_check(options: Options) -> tuple[int, float]:
     """The baseline or, without one, the geometric middle of the ranges."""
     if options.baseline.pair is not None:
         return options.baseline.pair
@@ -166,19 +166,19 @@ def _pair(options: Options) -> tuple[int, float]:
 
 
 # The worker calls these: what they import imports torch.
-def _look_up(*arguments: Any) -> Found:
+def _look_up_in_worker(*arguments: Any) -> Found:
     from bstune.trial.look_up import look_up
 
     return look_up(*arguments)
 
 
-def _preflight(*arguments: Any) -> Checks:
+def _preflight_in_worker(*arguments: Any) -> Checks:
     from bstune.trial.preflight import preflight
 
     return preflight(*arguments)
 
 
-def _pilot(*arguments: Any) -> Record:
+def _pilot_in_worker(*arguments: Any) -> Record:
     from bstune.trial.preflight import pilot
 
     return pilot(*arguments)

@@ -49,7 +49,7 @@ class Progress:
         self._write = write
         self._has_no_head = True
 
-    def begun(self, spec: Spec, so_far: Callable[[], str]) -> None:
+    def trial_begins(self, spec: Spec, so_far: Callable[[], str]) -> None:
         """Tell that a trial begins.
 
         Args:
@@ -58,7 +58,9 @@ class Progress:
         """
         what = f"{_ROLES[spec.role]} {spec.number}"
         pair = f"batch size {spec.batch_size:,}, lr {number(spec.lr)}"
-        self._ticker.doing = lambda: self._doing(f"{what}, {pair}, {so_far() or 'not evaluated'}")
+        self._ticker.doing = lambda: self._doing_line(
+            f"{what}, {pair}, {so_far() or 'not evaluated'}"
+        )
 
     def finished(self, record: Record) -> None:
         """Say how a trial ended."""
@@ -73,29 +75,30 @@ class Progress:
             number(record.lr),
             record.status,
             f"{record.steps:,}",
-            self._best(),
-            self._left(),
+            self._best_text(),
+            self._time_left(),
         )
         if self._has_no_head:
             self._write(_line(list(HEADS)))
             self._has_no_head = False
         values = [f"{name} {exact(value)}" for name, value in record.values.items()]
         self._write(f"{_line(cells)}  {' '.join([*values, record.message])}".rstrip())
-        self._ticker.doing = lambda: self._doing("choosing what to run next")
+        self._ticker.doing = lambda: self._doing_line("choosing what to run next")
 
-    def _doing(self, what: str) -> str:
-        left = self._left()
+    def _doing_line(self, what: str) -> str:
+        """What goes on, between what was tried and what is left."""
+        left = self._time_left()
         to_go = f"; {left} to go" if left else ""
-        return f"{self._count()}: {what}{to_go}"
+        return f"{self._configurations_text()}: {what}{to_go}"
 
-    def _count(self) -> str:
+    def _configurations_text(self) -> str:
         """The configurations that the answer will count."""
         tried = count_configurations(self._records)
         if self._plan.deadline is not None:
             return count(tried, "configuration")
         return f"{tried} of {count(self._plan.trials, 'configuration')}"
 
-    def _best(self) -> str:
+    def _best_text(self) -> str:
         """The best run so far, whatever new seeds will say of it."""
         question = self._plan.question
         if question.seeks_metric:
@@ -112,7 +115,7 @@ class Progress:
         ]
         return seconds(min(times)) if times and question.seeks_best else ""
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         """What is left of the limit; without one what is to go by the pace."""
         now = time.monotonic()
         limit = self._plan.deadline

@@ -14,7 +14,7 @@ import numpy as np
 
 from bstune.core.errors import InputError
 from bstune.core.question import Question
-from bstune.core.records import Record, Records, Target, ends
+from bstune.core.records import Record, Records, Target, last_of_chains
 from bstune.search.histories import excess_scale, log_curve
 from bstune.study.advice import closest_trial
 from bstune.study.critical import critical_batch_size
@@ -37,6 +37,8 @@ def retargeted(
     own: Question, question: Question, records: Records, schedule_follows: bool = False
 ) -> list[Record]:
     """The records that a study's runs would have left, had they been asked another question.
+
+    ``bstune report target=GOAL`` and ``result.at`` ask so.
 
     Args:
         own: the question that they were run for.
@@ -61,7 +63,7 @@ def retargeted(
         )
     if question.seeks_metric:
         _check_budget(question, records)
-    again = ended_by(question, records)
+    again = records_ended_by(question, records)
     if not any(record.reached for record in again):
         raise InputError(_nothing_reached(question, records))
     met_at_once = [len(one.history) == 1 and one.reached for one in again if one.history]
@@ -102,7 +104,7 @@ def _check_budget(question: Question, records: Records) -> None:
         )
 
 
-def ended_by(question: Question, records: Records) -> list[Record]:
+def records_ended_by(question: Question, records: Records) -> list[Record]:
     """The records of runs that another question ends; arguments as of :func:`retargeted`."""
     steps: dict[int | None, int] = {record.number: record.steps for record in records}
     again = []
@@ -113,9 +115,9 @@ def ended_by(question: Question, records: Records) -> list[Record]:
             ended_in[record.number] = ended_in[record.resumed_from]
             continue
         if question.seeks_metric:
-            changes = _by_budget(record, question.last_step(record.batch_size))
+            changes = _changes_by_budget(record, question.last_step(record.batch_size))
         else:
-            changes = _by_target(record, question.target)
+            changes = _changes_by_target(record, question.target)
         before = steps.get(record.resumed_from, 0)
         share = (changes.get("steps", record.steps) - before) / max(record.steps - before, 1)
         changes["train_seconds"] = share * record.train_seconds
@@ -127,7 +129,7 @@ def ended_by(question: Question, records: Records) -> list[Record]:
     return again
 
 
-def _by_target(record: Record, target: Target) -> dict[str, Any]:
+def _changes_by_target(record: Record, target: Target) -> dict[str, Any]:
     """What changes in a record whose run a target ends."""
     missed = 0
     for place, (step, value) in enumerate(record.history, start=1):
@@ -138,7 +140,7 @@ def _by_target(record: Record, target: Target) -> dict[str, Any]:
     return {"status": {"reached": "pruned", "finished": "missed"}.get(record.status, record.status)}
 
 
-def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
+def _changes_by_budget(record: Record, last_step: int) -> dict[str, Any]:
     """What changes in a record whose run a budget ends; its metric there is interpolated."""
     within = [one for one in record.finite_history if one[0] < last_step]
     beyond = [one for one in record.finite_history if one[0] >= last_step]
@@ -155,7 +157,7 @@ def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
 
 
 def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...]:
-    """B_crit with its interval at easier targets, the easiest first.
+    """B_crit with its interval at easier targets, the easiest first, for the figure's fourth panel.
 
     There are none where a schedule ends with its trial, or the best metric is sought.
     """
@@ -165,7 +167,7 @@ def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...
     found = []
     for target in easier_targets(question.target, records):
         asked = replace(question, target=target)
-        again = ended_by(asked, records)
+        again = records_ended_by(asked, records)
         posterior = answer_posterior(replace(plan, question=asked), again, DRAWS, MOVES)
         interval = critical_batch_size(posterior, again).interval
         found.append(CriticalAt(goal=target.goal, interval=interval))
@@ -174,7 +176,7 @@ def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...
 
 def easier_targets(target: Target, records: Records) -> list[Target]:
     """Easier targets, the easiest first, evenly spaced in the log excess of search/histories."""
-    chains = ends(records)
+    chains = last_of_chains(records)
     scale = excess_scale(target, chains)
     early = []
     for chain in chains:

@@ -16,7 +16,7 @@ from bstune.study.trials import (
     baseline_of,
     count_configurations,
     first_free,
-    numbered,
+    record_numbered,
     took_seconds,
     without_new_seeds,
 )
@@ -29,10 +29,10 @@ LEAST_FOR_CURVE = 8
 
 
 def search_goes_on(plan: Plan, records: Records, running: Sequence[Spec], now: float) -> bool:
-    """Whether the search goes on."""
+    """Whether the search asks for another trial; then :func:`ask_search` gives it."""
     deadline = plan.deadline
     if deadline is not None:
-        end = _end(plan, deadline, records, now)
+        end = _search_end(plan, deadline, records, now)
         if confirmation_seconds(plan, deadline, records, now) is None:
             # Without another configuration that reaches the target new seeds have nothing to do.
             end = deadline.end
@@ -69,7 +69,7 @@ def _is_b_crit_known(plan: Plan, records: Records) -> bool:
     return is_narrow(critical_batch_size(answer_posterior(plan, records), records).interval)
 
 
-def _end(plan: Plan, deadline: Deadline, records: Records, now: float) -> float:
+def _search_end(plan: Plan, deadline: Deadline, records: Records, now: float) -> float:
     """When the search ends under a time limit."""
     if not plan.question.seeks_best:
         return deadline.end
@@ -83,15 +83,15 @@ def _end(plan: Plan, deadline: Deadline, records: Records, now: float) -> float:
 
 def ask_search(plan: Plan, records: Records, running: Sequence[Spec], now: float) -> Ask:
     """The search's next trial, at its first free place."""
-    proposal = _proposal(plan, records, running)
+    proposal = _next_proposal(plan, records, running)
     place = f"search/{first_free('search', records, running)}"
     until = None
     if plan.deadline is not None:
-        end = _end(plan, plan.deadline, records, now)
+        end = _search_end(plan, plan.deadline, records, now)
         until = plan.deadline.trial_until(now, end)
     seed = trial_seed(plan.seed, place)
     if proposal.resumed_from is not None:
-        parent = numbered(records, proposal.resumed_from)
+        parent = record_numbered(records, proposal.resumed_from)
         seed = parent.seed
     schedule_steps = None
     if plan.question.schedule_ends:
@@ -106,7 +106,7 @@ def ask_search(plan: Plan, records: Records, running: Sequence[Spec], now: float
     )
 
 
-def _proposal(plan: Plan, records: Records, running: Sequence[Spec]) -> Proposal:
+def _next_proposal(plan: Plan, records: Records, running: Sequence[Spec]) -> Proposal:
     """What the study's sampler proposes; the law's search begins near the baseline."""
     known = plan.question, plan.space, step_time_of(plan, records), without_new_seeds(records)
     if plan.sampler == "grid":

@@ -24,7 +24,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import event
+from pydantic import ValidationError
+from sqlalchemy import create_engine, event, inspect
 from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
@@ -33,8 +34,8 @@ from bstune.core.records import Record, Spec
 from bstune.core.space import Space, Tunable
 from bstune.search.sampler import ranges_of
 from bstune.study.plan import Ask
-from bstune.system.files import StudyFolder, discard_folder
-from bstune.system.secrets import hide_in_text
+from bstune.system.files import StudyFolder, discard_folder, refuse_link
+from bstune.system.secrets import hide, hide_in_error
 
 SPEC = "spec"
 RECORD = "record"
@@ -118,10 +119,10 @@ class StudyStorage:
             load_if_exists=True,
         )
         if SETTINGS not in self.study.user_attrs:
-            with _quiet():
+            with _without_experimental_warnings():
                 self.study.set_metric_names([question.value_name])
-            self.study.set_user_attr(SETTINGS, {"schema": SCHEMA, **settings})
-        of_values = {tunable.name: _distribution(tunable) for tunable in space.tunables}
+            self.study.set_user_attr(SETTINGS, {"schema": SCHEMA, **_kept(settings)})
+        of_values = {tunable.name: _optuna_range(tunable) for tunable in space.tunables}
         self._distributions = ranges_of(space) | of_values
         self.settle()
 
@@ -135,12 +136,14 @@ class StudyStorage:
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What :meth:`share` has kept; StudyError where there is no study."""
-        if self._study is None:
+        """What :meth:`share` has kept; StudyError where no such study has begun."""
+        found: dict[str, Any] = {}
+        if self._study is not None:
+            found = self._study.user_attrs.get(SHARED, found)
+        if not found:
             there = optuna.get_all_study_names(self._storage)
             names = ", ".join(there[:NAMED_STUDIES]) or "none"
-            raise StudyError(f"there is no study {self._name}: the storage has {names}")
-        found: dict[str, Any] = self._study.user_attrs.get(SHARED, {})
+            raise StudyError(f"no study {self._name} has begun: the storage has {names}")
         return found
 
     def show_answer(self, answer: Mapping[str, object], text: str) -> None:
@@ -161,31 +164,42 @@ class StudyStorage:
         self._storage.set_study_system_attr(study_id, NOTE["text"], note[:NOTE_CHARACTERS])
 
     def _open(self, url: str, name: str) -> None:
+        """Open the database, and the study if it is there; errors as of the class."""
         try:
             with database_errors(url, "cannot be opened"):
                 if url.startswith("sqlite:///"):
                     path = Path(url.removeprefix("sqlite:///"))
+                    refuse_link(path)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     self._new_file = None if path.exists() else path
                 self._storage = _open_database(url)
                 self._is_new = name not in optuna.get_all_study_names(self._storage)
                 if not self._is_new:
-                    self._study = optuna.load_study(study_name=name, storage=self._storage)
-                    self._check_own(self._study)
+                    self._load()
         except (ArgumentError, ImportError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            got = hide_in_error(f"{url}: {reason}")
             raise InputError(
-                f"storage must be the URL of a database, such as sqlite:///study.db, but got "
-                f"{hide_in_text(url)}: {hide_in_text(str(error))}"
+                f"storage must be the URL of a database, such as sqlite:///study.db, but got {got}"
             ) from error
-        except OSError as error:
-            raise StudyError(
-                f"storage={hide_in_text(url)} cannot be opened: {error.strerror or error}"
-            ) from error
+        # The last two are of a database of another version of Optuna.
+        except (OSError, LookupError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise StudyError(f"storage={url} cannot be opened: {reason}") from error
 
-    def _check_own(self, study: optuna.Study) -> None:
-        """See that a study is of this version of bstune, or empty, as a killed process left it."""
-        settings = self._settings()
-        is_empty = not study.user_attrs and not study.get_trials(deepcopy=False)
+    def _load(self) -> None:
+        """Load a study of this version of bstune, or an empty one, as a killed process left it."""
+        try:
+            self._study = study = optuna.load_study(study_name=self._name, storage=self._storage)
+            settings = self._settings()
+            is_empty = not study.user_attrs and not study.get_trials(deepcopy=False)
+            for trial in self._trials():
+                _spec_of(trial)
+                _record_of(trial)
+        except ValidationError as error:
+            raise StudyError(
+                f"the study {self._name} has what bstune did not write: give study=NAME for another"
+            ) from error
         if settings.get("schema") == SCHEMA or is_empty:
             return
         whose = "another program"
@@ -201,25 +215,23 @@ class StudyStorage:
 
     def _settings(self) -> dict[str, Any]:
         """The settings that the study was begun with; none while it was not."""
-        found: dict[str, Any] = {}
-        if self._study is not None:
-            found = self._study.user_attrs.get(SETTINGS, {})
-        return found
+        found = {} if self._study is None else self._study.user_attrs.get(SETTINGS)
+        # Another program may keep anything there.
+        return found if isinstance(found, dict) else {}
 
     def check(self, settings: Mapping[str, object]) -> None:
         """See that a study that was begun has these settings; StudyError names one that differs."""
         stored = self._settings()
         if not stored:
             return
-        # As they come back from the database.
-        ours = dict(_by_key(json.loads(json.dumps(settings))))
-        theirs = dict(_by_key({name: stored.get(name) for name in settings}))
+        ours = dict(_by_dotted_name(_kept(settings)))
+        theirs = dict(_by_dotted_name({name: stored.get(name) for name in settings}))
         for key in sorted({*ours, *theirs}):
             own, begun = (one.get(key, "nothing") for one in (ours, theirs))
             if own != begun:
                 raise StudyError(
-                    f"the study {self._name!r} was begun with {key}={_short(begun)}, but got "
-                    f"{_short(own)}: give {key} as it was, or study=NAME for another study"
+                    f"the study {self._name!r} was begun with {key}={_shortened(begun)}, but got "
+                    f"{_shortened(own)}: give {key} as it was, or study=NAME for another study"
                 )
 
     def discard(self) -> bool:
@@ -246,7 +258,7 @@ class StudyStorage:
     def claim(self, ask: Ask) -> Spec | None:
         """Store a trial and give it its number; None if another process has its place."""
         # While it was decided, mostly.
-        if any(_holds(trial, ask.place) for trial in self._trials()):
+        if any(_holds_place(trial, ask.place) for trial in self._trials()):
             return None
         values = {"batch_size": ask.batch_size, "lr": ask.lr, **ask.values}
         # The baseline's may lie outside of their ranges: then the spec alone has them.
@@ -265,15 +277,15 @@ class StudyStorage:
         if not isinstance(self._storage, RDBStorage):
             template.set_user_attr(BY_PROXY, True)
         trial_id = self._storage.create_new_trial(self.study._study_id, template)
-        self._beat(trial_id)
+        self._record_heartbeat(trial_id)
         self._alive.add(trial_id)
         number = self._storage.get_trial_number_from_id(trial_id)
         for trial in self._trials():
-            if trial.number < number and _holds(trial, ask.place):
+            if trial.number < number and _holds_place(trial, ask.place):
                 self._alive.remove(trial_id)
                 self._fail(trial_id)
                 return None
-        return Spec(number=number, **ask.model_dump(exclude={"until"}))
+        return _numbered(ask, number)
 
     def finish(self, record: Record) -> bool:
         """Store a record, then show its evaluations to Optuna and end the trial.
@@ -282,7 +294,7 @@ class StudyStorage:
         """
         if not self.keeps_step_times:
             record = record.model_copy(update={"seconds_per_step": None})
-        trial = self._trial(record.number)
+        trial = self._trial_numbered(record.number)
         self._alive.discard(trial._trial_id)
         text = record.model_dump_json(exclude_defaults=True)
         try:
@@ -290,12 +302,12 @@ class StudyStorage:
         # Its UpdateFinishedTrialError, which Optuna 4.0 does not name.
         except RuntimeError:
             return False
-        self._end(trial, record)
+        self._end_as_recorded(trial, record)
         return True
 
     def abandon(self, spec: Spec) -> None:
         """End a trial without a record: its place is asked again."""
-        trial = self._trial(spec.number)
+        trial = self._trial_numbered(spec.number)
         self._alive.discard(trial._trial_id)
         if trial.state == TrialState.RUNNING:
             self._fail(trial._trial_id)
@@ -316,11 +328,12 @@ class StudyStorage:
         over = Event()
 
         def beat() -> None:
+            """Show it for each trial that runs here, until the body is over."""
             while not over.wait(apart):
                 for trial_id in self._alive.copy():
                     # The next one may come through.
                     with suppress(SQLAlchemyError, StorageInternalError):
-                        self._beat(trial_id)
+                        self._record_heartbeat(trial_id)
 
         thread = Thread(target=beat, daemon=True)
         thread.start()
@@ -330,7 +343,8 @@ class StudyStorage:
             over.set()
             thread.join()
 
-    def _beat(self, trial_id: int) -> None:
+    def _record_heartbeat(self, trial_id: int) -> None:
+        """Show that a trial lives; a proxy has no way to."""
         if isinstance(self._storage, RDBStorage):
             self._storage.record_heartbeat(trial_id)
 
@@ -348,17 +362,17 @@ class StudyStorage:
             record = _record_of(trial)
             ends_unknown = by_proxy and is_at_database and BY_PROXY in trial.user_attrs
             if record is not None:
-                self._end(trial, record)
+                self._end_as_recorded(trial, record)
             elif _is_dead(trial.user_attrs.get(PROCESS, ""), ends_unknown):
                 self._fail(trial._trial_id)
-        with _quiet():
+        with _without_experimental_warnings():
             optuna.storages.fail_stale_trials(self.study)
 
-    def _end(self, trial: FrozenTrial, record: Record) -> None:
+    def _end_as_recorded(self, trial: FrozenTrial, record: Record) -> None:
         """End a trial as its record says; another process may have ended it just before."""
         state, values = _STATES[record.status], None
         if state == TrialState.COMPLETE:
-            values = self._values(record)
+            values = self._shown_value(record)
             # On another kind of machine it has no seconds to compare.
             state = TrialState.COMPLETE if values else TrialState.PRUNED
         trial_id = trial._trial_id
@@ -374,7 +388,7 @@ class StudyStorage:
         except RuntimeError:
             return
 
-    def _values(self, record: Record) -> list[float] | None:
+    def _shown_value(self, record: Record) -> list[float] | None:
         """What Optuna shows as the value of a trial that reached; None: it has none."""
         question, seconds = self._question, record.seconds_per_step
         if question.seeks_metric:
@@ -388,12 +402,12 @@ class StudyStorage:
         trials = [] if self._study is None else self._study.get_trials(deepcopy=False)
         return [trial for trial in trials if SPEC in trial.user_attrs]
 
-    def _trial(self, number: int) -> FrozenTrial:
+    def _trial_numbered(self, number: int) -> FrozenTrial:
         return self.study.get_trials(deepcopy=False)[number]
 
 
 @contextmanager
-def opened(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
+def open_study(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
     """Open a study; where its body ends before a trial is stored, nothing is left of it.
 
     It ends so by a refusal, or where a loop of one's own is left.
@@ -428,7 +442,7 @@ def database_errors(url: str, what: str) -> Iterator[None]:
         # One of gRPC's tells it in its details.
         tell = getattr(error, "details", error.__str__)
         reason = str(error.__cause__ or tell()).partition("\n")[0]
-        raise StudyError(f"storage={hide_in_text(url)} {what}: {hide_in_text(reason)}") from error
+        raise StudyError(f"storage={url} {what}: {hide_in_error(reason)}") from error
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:
@@ -444,14 +458,15 @@ def _open_database(url: str) -> BaseStorage:
         # Optuna 4.0 has none.
         from optuna.storages import GrpcStorageProxy
 
-        host, _, port = url.removeprefix(PROXY).partition(":")
-        with _quiet():
+        host, _, port = url.removeprefix(PROXY).rpartition("@")[2].partition(":")
+        with _without_experimental_warnings():
             proxy = GrpcStorageProxy(host=host, port=int(port))
         proxy.wait_server_ready(PROXY_SECONDS)
         return proxy
-    with _quiet():
+    with _without_experimental_warnings():
         for wait in (*RETRIES, None):
             try:
+                _refuse_others_tables(url)
                 # A connection that a restart has cut is noticed before it is used.
                 options = {"pool_pre_ping": True}
                 storage = RDBStorage(url, options, heartbeat_interval=HEARTBEAT)
@@ -462,6 +477,18 @@ def _open_database(url: str) -> BaseStorage:
                 time.sleep(wait)
     event.listen(storage.engine, "do_connect", _connect_patiently)
     return storage
+
+
+def _refuse_others_tables(url: str) -> None:
+    """StudyError for a database whose tables another program migrates: Optuna would add its own."""
+    engine = create_engine(url)
+    tables = inspect(engine).get_table_names()
+    engine.dispose()
+    if "alembic_version" in tables and "version_info" not in tables:
+        raise StudyError(
+            f"storage={url} is the database of another program, such as MLflow: give "
+            f"another one, such as sqlite:///study.db"
+        )
 
 
 def _connect_patiently(dialect: Any, record: Any, args: Any, keywords: Any) -> Any:
@@ -475,14 +502,14 @@ def _connect_patiently(dialect: Any, record: Any, args: Any, keywords: Any) -> A
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _without_experimental_warnings() -> Iterator[None]:
     """Let Optuna not warn of what it calls experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         yield
 
 
-def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
+def _optuna_range(tunable: Tunable) -> IntDistribution | FloatDistribution:
     """The range of a further value as Optuna's parameter; it has no scale of 1 - x."""
     is_log = tunable.scale == "log"
     if tunable.is_whole:
@@ -491,7 +518,11 @@ def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
 
 
 def _spec_of(trial: FrozenTrial) -> Spec:
-    return Spec(number=trial.number, **json.loads(trial.user_attrs[SPEC]))
+    return _numbered(Ask.model_validate_json(trial.user_attrs[SPEC]), trial.number)
+
+
+def _numbered(ask: Ask, number: int) -> Spec:
+    return Spec(number=number, **ask.model_dump(exclude={"until"}))
 
 
 def _record_of(trial: FrozenTrial) -> Record | None:
@@ -500,19 +531,18 @@ def _record_of(trial: FrozenTrial) -> Record | None:
     What a killed process had sent to a slow server may come through once another process has failed
     the trial and asked its place again: that is no record.
     """
-    text = trial.user_attrs.get(RECORD)
-    record = None if text is None else Record.model_validate_json(text)
-    was_ended = trial.state == TrialState.FAIL
-    if record is not None and was_ended and _STATES[record.status] != TrialState.FAIL:
+    if RECORD not in trial.user_attrs:
         return None
-    return record
+    record = Record.model_validate_json(trial.user_attrs[RECORD])
+    was_ended = trial.state == TrialState.FAIL
+    return None if was_ended and _STATES[record.status] != TrialState.FAIL else record
 
 
 def _is_running(trial: FrozenTrial) -> bool:
     return trial.state == TrialState.RUNNING and RECORD not in trial.user_attrs
 
 
-def _holds(trial: FrozenTrial, place: str) -> bool:
+def _holds_place(trial: FrozenTrial, place: str) -> bool:
     """Whether a trial has a place of the plan: it runs there, or has left a record there.
 
     One that failed leaves its place free for another try.
@@ -553,17 +583,23 @@ def _is_dead(process: str, elsewhere: bool) -> bool:
     return _start_of(int(rest)) != process.rpartition(":")[2]
 
 
-def _by_key(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _kept(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Settings as they come back from the database, without secrets."""
+    kept: dict[str, Any] = json.loads(json.dumps(hide(settings)))
+    return kept
+
+
+def _by_dotted_name(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the dotted name of each setting, however deep it lies, and its value."""
     for name, value in settings.items():
         if isinstance(value, dict):
-            for key, inner in _by_key(value):
+            for key, inner in _by_dotted_name(value):
                 yield f"{name}.{key}", inner
         else:
             yield name, value
 
 
-def _short(value: object) -> str:
+def _shortened(value: object) -> str:
     """A setting as a message shows it."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

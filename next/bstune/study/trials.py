@@ -6,8 +6,8 @@ from itertools import count
 from bstune.core.records import Record, Records, Spec
 
 
-def numbered(records: Records, number: int) -> Record:
-    """The record of a trial."""
+def record_numbered(records: Records, number: int) -> Record:
+    """The record of a trial that is there."""
     return next(record for record in records if record.number == number)
 
 
@@ -51,7 +51,7 @@ def took_seconds(record: Record, records: Records) -> float:
     """What a trial took, in seconds by the clock on the wall, with those that it resumes."""
     seconds = record.train_seconds + record.other_seconds
     if record.resumed_from is not None:
-        seconds += took_seconds(numbered(records, record.resumed_from), records)
+        seconds += took_seconds(record_numbered(records, record.resumed_from), records)
     return seconds
 
 

@@ -10,6 +10,8 @@ LINE_WIDTH = 80
 # Sizes between which a number is written without an exponent.
 SMALLEST = 1e-4
 LARGEST = 1e6
+# The codes of characters that steer a terminal; tab and line feed are text.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -70,6 +72,11 @@ def wrap(label: str, text: str, width: int = LINE_WIDTH) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def plain(text: str) -> str:
+    """Write characters that steer a terminal as their codes: names may come from other people."""
+    return text.translate(_CONTROL)
 
 
 def guess(word: str, known: Iterable[str]) -> str | None:

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,10 +25,19 @@ from bstune.core.records import Frozen
 from bstune.system.secrets import hide_in_text
 
 TEXT_LIMIT_BYTES = 100_000_000
+# A result of 1,000 trials has some 40 kB.
+JSON_LIMIT_BYTES = 5_000_000
 # PyYAML reads some 100 kB a second.
-YAML_LIMIT_BYTES = 1_000_000
+YAML_LIMIT_BYTES = 200_000
 # Values of a YAML file; one behind an alias counts wherever the alias stands.
 YAML_LIMIT_VALUES = 100_000
+NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+# Characters of a number in YAML; one of base 60 takes the square of its length to read.
+YAML_LIMIT_NUMBER = 300
+# Tags of values that JSON does not have.
+NOT_IN_JSON = {
+    f"tag:yaml.org,2002:{name}" for name in ("timestamp", "set", "binary", "omap", "pairs")
+}
 # The end of the names of files that are not whole yet; a process that was killed leaves them.
 PARTIAL = ".partial"
 
@@ -38,6 +48,15 @@ class Owner(Frozen):
     schema_number: Literal[1] = 1
     study: str
     storage: str
+
+
+def ensure_home() -> None:
+    """Give a user who has no home, such as one without a name, a temporary one.
+
+    Caches, data and MLflow lie there.
+    """
+    if os.path.expanduser("~") == "~":
+        os.environ["HOME"] = tempfile.gettempdir()
 
 
 @dataclass(frozen=True)
@@ -106,13 +125,30 @@ class StudyFolder:
         return self.checkpoints / f"trial-{number}.ckpt"
 
 
+def refuse_link(path: Path) -> None:
+    """StudyError for a link: what is written there would be elsewhere."""
+    if path.is_symlink():
+        raise StudyError(f"{path} is a link, which bstune does not follow: remove it")
+
+
+def _check_entries(folder: StudyFolder) -> None:
+    """StudyError for a link in a folder, at any depth, that leads out of it, and for a pipe."""
+    inside = os.path.realpath(folder.root)
+    for parent, folders, names in os.walk(folder.root):
+        for name in (*folders, *names):
+            path = Path(parent, name)
+            if not Path(os.path.realpath(path)).is_relative_to(inside) or path.is_fifo():
+                raise StudyError(f"{path} leads out of output={folder.root}: remove it")
+
+
 def claim_folder(folder: StudyFolder, study: str, storage: str) -> None:
     """Make a folder that is missing or empty a study's own, or see that it already is.
 
     The study is known by its name and the URL of its storage, from which a password is left out.
 
     Raises:
-        StudyError: if the folder cannot be written to, holds other files, or is of another study.
+        StudyError: if the folder cannot be written to, holds other files or links to such, or is of
+            another study.
     """
     owner = Owner(study=study, storage=hide_in_text(storage))
     try:
@@ -123,6 +159,7 @@ def claim_folder(folder: StudyFolder, study: str, storage: str) -> None:
             f"output={folder.root} is no folder to write to ({error.strerror}): "
             f"choose another with output=DIR"
         ) from error
+    _check_entries(folder)
     if is_empty:
         write_text(folder.owner, owner.model_dump_json() + "\n")
     # It is read also where it was just written: another study may have claimed the folder as well.
@@ -141,11 +178,10 @@ def claim_folder(folder: StudyFolder, study: str, storage: str) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing_errors(path: Path) -> Iterator[None]:
     """Refuse a link, and let what the system refuses be a StudyError that names the file."""
-    if path.is_symlink():
-        raise StudyError(f"{path} is a link, which bstune does not follow: remove it")
     try:
+        refuse_link(path)
         yield
     except OSError as error:
         raise StudyError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -184,19 +220,19 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
-        with _writing(path):
+        with _writing_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # "x" makes a new file (O_EXCL): it opens none that is there, nor follows a link.
             with partial.open("xb") as file:
                 yield file
-                _sync(file)
+                _flush_to_disk(file)
             partial.replace(path)
     finally:
         with suppress(OSError):
             partial.unlink()
 
 
-def _sync(file: BinaryIO) -> None:
+def _flush_to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 
@@ -216,15 +252,22 @@ def _open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def append_line(path: Path, text: str) -> None:
-    """Append one line to a regular file, which is made if it is missing.
+@contextmanager
+def appending(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file, which is made if it is missing, for what is added at its end.
 
     Raises:
         StudyError: if it cannot be written, or is a link or no regular file.
     """
-    with _writing(path), open(path, "ab", opener=_open_regular) as file:
+    with _writing_errors(path), open(path, "ab", opener=_open_regular) as file:
+        yield file
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append one line to a file, as :func:`appending` does."""
+    with appending(path) as file:
         file.write(f"{text}\n".encode())
-        _sync(file)
+        _flush_to_disk(file)
 
 
 def read_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
@@ -246,13 +289,26 @@ def read_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
         raise InputError(f"{path} must be UTF-8 text, but byte {error.start} is not") from error
 
 
-def read_json(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> Any:
+def read_json(path: Path, limit_bytes: int = JSON_LIMIT_BYTES) -> Any:
     """Read a file of JSON; InputError as by :func:`read_text`, and for another text."""
     text = read_text(path, limit_bytes)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} must be JSON: {error}") from error
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads the values that JSON has, too: a date is a text, and a tag such as !!set is refused."""
+
+
+_PlainLoader.yaml_constructors = {
+    tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag not in NOT_IN_JSON
+}
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in NOT_IN_JSON]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def read_yaml(path: Path, limit_bytes: int = YAML_LIMIT_BYTES) -> Any:
@@ -264,17 +320,22 @@ def read_yaml(path: Path, limit_bytes: int = YAML_LIMIT_BYTES) -> Any:
     """
     text = read_text(path, limit_bytes)
     try:
-        if not _is_small(yaml.compose(text, Loader=yaml.SafeLoader)):
-            raise InputError(f"{path} must stand for at most {YAML_LIMIT_VALUES:,} values")
-        return yaml.safe_load(text)
-    # A ValueError is that of a date such as 2001-99-99.
+        loader = _PlainLoader(text)
+        root = loader.get_single_node()
+        if not _is_small(root):
+            raise InputError(
+                f"{path} must stand for at most {YAML_LIMIT_VALUES:,} values, with numbers of at "
+                f"most {YAML_LIMIT_NUMBER} characters"
+            )
+        return None if root is None else loader.construct_document(root)
+    # A ValueError is that of a number such as !!int x.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path} must be YAML: {reason}") from error
 
 
 def _is_small(root: yaml.Node | None) -> bool:
-    """Whether YAML is within the limit, an alias counted as often as what it stands for."""
+    """Whether YAML is within the limits, an alias counted as often as what it stands for."""
     nodes = [root]
     # The list grows while it is walked.
     for node in nodes:
@@ -285,4 +346,6 @@ def _is_small(root: yaml.Node | None) -> bool:
                 nodes += pair
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
+        elif node is not None and len(node.value) > YAML_LIMIT_NUMBER and node.tag in NUMBERS:
+            return False
     return True

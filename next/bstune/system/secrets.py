@@ -34,11 +34,23 @@ _USER = rf"(?:{_REFERENCE}|[^\s:/?#@\"'<>])"
 # user:password@ after a scheme. A password may hold @ and /, so it ends at the last @; digits
 # before / are the port of a URL without a user.
 _PASSWORD = re.compile(
-    rf"(?P<user>\b[a-z][\w+.-]{{0,30}}://{_USER}*+:)(?!{_REFERENCE}@|\d+[/?#])[^\s\"'<>]+(?=@)",
+    rf"(?P<user>\b[a-z][\w+.-]{{0,30}}:/{{1,2}}{_USER}*+:)(?!{_REFERENCE}@|\d+[/?#])[^\s\"'<>]+(?=@)",
     re.IGNORECASE,
 )
-_WEB_TOKEN = re.compile(rf"(?P<scheme>\bhttps?://)(?!{_REFERENCE}@){_USER}++(?=@)", re.IGNORECASE)
-_QUERY = re.compile(r"(?<=[?&])(?P<key>[\w.-]+)=[^\s&#\"'<>]+")
+_WEB_TOKEN = re.compile(
+    rf"(?P<scheme>\bhttps?:/{{1,2}})(?!{_REFERENCE}@){_USER}++(?=@)", re.IGNORECASE
+)
+# A key of a value in a text: as options, calls and queries of URLs write it and, in braces, as
+# mappings do.
+_KEY = r"(?<![\w.-])(?P<key>[\w.-]++)"
+_GIVEN = re.compile(rf"{_KEY}=")
+_MAPPED = re.compile(rf"{_KEY}['\"]?\s*:\s*")
+_MAPPING = re.compile(r"\{(?:.*\}|.*)")
+# A quotation or a bracket that does not end holds the rest.
+_VALUE = re.compile(
+    rf"(?!{_REFERENCE})(?:'[^']*'?|\"[^\"]*\"?|\{{[^{{}}]*\}}?|\[[^\[\]]*\]?"
+    r"|[^\s&#'\"<>,;(){}\[\]]+)"
+)
 
 
 def is_secret(key: str) -> bool:
@@ -51,7 +63,7 @@ def hide(value: Any, key: str = "") -> Any:
     """Copy nested options without the secrets in them.
 
     All that is under a secret's key is hidden, but for None, booleans and references such as
-    ``${oc.env:KEY}``, which hold none. Tuples become lists.
+    ``${oc.env:KEY}``, which hold none.
 
     Args:
         value: mappings, lists and plain values, at any depth.
@@ -65,16 +77,33 @@ def hide(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         return {name: hide(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [hide(inner) for inner in value]
+        kind = tuple if isinstance(value, tuple) else list
+        return kind(map(hide, value))
     return hide_in_text(value) if isinstance(value, str) else value
 
 
 def hide_in_text(text: str) -> str:
-    """Leave passwords and tokens out of the URLs in a text: ``x://me:***@host``."""
+    """Leave secrets out of a text: ``x://me:***@host``, ``data.token=***``, ``{api_key: ***}``."""
     text = _PASSWORD.sub(rf"\g<user>{HIDDEN}", text)
     text = _WEB_TOKEN.sub(rf"\g<scheme>{HIDDEN}", text)
-    return _QUERY.sub(_without_value, text)
+    text = _without_values(text, _GIVEN)
+    return _MAPPING.sub(lambda mapping: _without_values(mapping[0], _MAPPED), text)
 
 
-def _without_value(pair: re.Match[str]) -> str:
-    return f"{pair['key']}={HIDDEN}" if is_secret(pair["key"]) else pair[0]
+def hide_in_error(text: str) -> str:
+    """Leave secrets out of what is told of a URL that may be none.
+
+    A driver takes the rest of a password with an @, which has to be quoted, for a part of the host.
+    """
+    return re.sub(r"[^\s\"'(/:]+@", f"{HIDDEN}@", hide_in_text(text))
+
+
+def _without_values(text: str, keys: re.Pattern[str]) -> str:
+    """Leave out what stands behind the keys of secrets."""
+    parts, end = [], 0
+    for key in keys.finditer(text):
+        value = _VALUE.match(text, key.end())
+        if value is not None and key.end() > end and is_secret(key["key"]):
+            parts += [text[end : key.end()], HIDDEN]
+            end = value.end()
+    return "".join([*parts, text[end:]])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+from bstune.system.console import plain
 from bstune.system.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class _Said:
 def say(text: str) -> None:
     """Print a line of progress at once."""
     _Said.at = time.monotonic()
-    print(hide_in_text(text), file=sys.stderr, flush=True)
+    print(plain(hide_in_text(text)), file=sys.stderr, flush=True)
 
 
 class Ticker:
@@ -44,13 +45,13 @@ class Ticker:
         """Gives the line; it is set anew with what goes on."""
         self._write = write
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._write_when_quiet, daemon=True)
         self._last_line: Live | None = None
 
     def start(self) -> Self:
         """Say lines until it is closed."""
         if sys.stderr.isatty():
-            self._last_line = _live(self._text)
+            self._last_line = _live_line(self._text)
             self._last_line.start()
         else:
             self._thread.start()
@@ -73,13 +74,13 @@ class Ticker:
     def _text(self) -> str:
         return hide_in_text(self.doing())
 
-    def _run(self) -> None:
+    def _write_when_quiet(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
             if time.monotonic() - _Said.at > QUIET_SECONDS:
                 self._write(self.doing())
 
 
-def _live(text: Callable[[], str]) -> "Live":
+def _live_line(text: Callable[[], str]) -> "Live":
     """The last line of a terminal, over which what is printed scrolls."""
     from rich.console import Console
     from rich.live import Live

@@ -19,11 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
+from bstune.core.errors import StudyError
 from bstune.core.records import Record
 from bstune.report.answer import render
 from bstune.study.result import StudyResult
-from bstune.system.files import StudyFolder, read_yaml
-from bstune.system.secrets import hide_in_text
+from bstune.system.files import StudyFolder, read_yaml, refuse_link
+from bstune.system.secrets import hide_in_error, hide_in_text
 from bstune.tracking import view
 
 if TYPE_CHECKING:
@@ -80,10 +81,10 @@ def log_study(
 
     def send(client: "MlflowClient") -> str:
         experiment_id = _experiment_id(client, result, uri, experiment)
-        _log(client, experiment_id, result, records, folder)
+        _log_missing(client, experiment_id, result, records, folder)
         return _where_to_look(uri, view.address(experiment_id))
 
-    return _sent(uri, send)
+    return _send_or_warn(uri, send)
 
 
 def log_weights(
@@ -128,12 +129,12 @@ def log_weights(
         client.log_model_artifact(model.model_id, str(checkpoint))
         client.finalize_logged_model(model.model_id, "READY")
 
-    return _sent(uri, send)
+    return _send_or_warn(uri, send)
 
 
-def _sent(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
+def _send_or_warn(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
     """What sends to MLflow gives; a warning where that failed as servers and databases do."""
-    with _limited():
+    with _limited_requests():
         # mlflow takes 3 s to import.
         from alembic.util import CommandError
         from mlflow import MlflowClient
@@ -149,17 +150,18 @@ def _sent(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
             with _whole_database(uri) as place:
                 _try_database(place)
                 return send(MlflowClient(place))
-        # What drivers and servers raise; requests' errors are OSErrors, and a server that is no
-        # MLflow answers no JSON.
+        # What drivers and servers raise; requests' errors are OSErrors, and those of a port that is
+        # no number and of an answer that is no JSON are ValueErrors.
         except (
             CommandError,
             ImportError,
             MlflowException,
             OSError,
             SQLAlchemyError,
-            json.JSONDecodeError,
+            StudyError,
+            ValueError,
         ) as error:
-            reason = hide_in_text(str(error).partition("\n")[0])
+            reason = hide_in_error(str(error).partition("\n")[0])
             return (
                 f"the same command logs to MLflow what is missing there: {hide_in_text(uri)} "
                 f"failed ({type(error).__name__}: {reason})"
@@ -170,7 +172,7 @@ def _sent(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
+def _limited_requests() -> Iterator[None]:
     """Limit mlflow's requests, by the environment variables that it reads at each of them."""
     ours = {name: value for name, value in LIMITS.items() if name not in os.environ}
     os.environ.update(ours)
@@ -193,12 +195,14 @@ def _whole_database(uri: str) -> Iterator[str]:
     from sqlalchemy.engine import Engine
 
     path = _sqlite_path(uri)
+    if path is not None:
+        refuse_link(Path(uri.removeprefix(SQLITE)))
     if path is None or path.exists():
         yield uri
         return
 
-    def unsync(connection: object, record: object) -> None:
-        """Other threads may open databases of their own meanwhile."""
+    def stop_syncing(connection: object, record: object) -> None:
+        """Let the new database wait for no disk; other threads may open others meanwhile."""
         if isinstance(connection, sqlite3.Connection):
             (_, _, file) = connection.execute("PRAGMA database_list").fetchone()
             if file == str(partial):
@@ -208,14 +212,14 @@ def _whole_database(uri: str) -> Iterator[str]:
     with TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
         partial = Path(folder) / path.name
         late = None
-        event.listen(Engine, "connect", unsync)
+        event.listen(Engine, "connect", stop_syncing)
         try:
             yield f"{SQLITE}{partial}"
         # The next command adds what is missing.
         except TimeoutError as error:
             late = error
         finally:
-            event.remove(Engine, "connect", unsync)
+            event.remove(Engine, "connect", stop_syncing)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         # It raises where another process has made it meanwhile.
@@ -264,7 +268,7 @@ def _experiment_id(client: "MlflowClient", result: StudyResult, uri: str, name: 
     return experiment_id
 
 
-def _log(
+def _log_missing(
     client: "MlflowClient",
     experiment_id: str,
     result: StudyResult,
@@ -280,7 +284,7 @@ def _log(
     )
     old = [run for run in found if TRIAL_TAG not in run.data.tags]
     # A run that has not ended is of a process that was killed.
-    logged = {int(run.data.tags[TRIAL_TAG]): run for run in found if _is_trial(run)}
+    logged = {int(run.data.tags[TRIAL_TAG]): run for run in found if _is_whole_trial(run)}
     for run in old:
         if run.data.tags.get(RESULT_TAG) == digest and run.info.status == "FINISHED":
             return
@@ -294,7 +298,7 @@ def _log(
         tags["bstune.verdict"] = result.verdict
     parent = client.create_run(experiment_id, tags=tags, run_name=result.study)
     run_id = str(parent.info.run_id)
-    _send(client, run_id, _study_metrics(result), _study_params(result))
+    _send_values(client, run_id, _study_metrics(result), _study_params(result))
     if folder.config.is_file():
         client.log_inputs(run_id, [_dataset(result, folder)])
     for path in (folder.result, folder.page, folder.figure, folder.best, folder.config):
@@ -307,11 +311,12 @@ def _log(
             client.set_tag(logged[record.number].info.run_id, PARENT_TAG, run_id)
         else:
             _log_trial(client, experiment_id, result, record, study_id, run_id)
-    client.set_terminated(run_id)
     whole = {run.info.run_id for run in logged.values()}
     for run in found:
         if run.info.run_id not in whole:
             client.delete_run(run.info.run_id)
+    # Last, as whoever finds a run that has ended does nothing more.
+    client.set_terminated(run_id)
 
 
 def _dataset(result: StudyResult, folder: StudyFolder) -> "DatasetInput":
@@ -345,7 +350,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _is_trial(run: "Run") -> bool:
+def _is_whole_trial(run: "Run") -> bool:
     return TRIAL_TAG in run.data.tags and run.info.status in ("FINISHED", "FAILED")
 
 
@@ -396,12 +401,12 @@ def _log_trial(
             over_time = {f"over_milliseconds/{name}": value}
             metrics += _metrics(over_time, now, round(1000 * each * step))
     run_id = run.info.run_id
-    _send(client, run_id, metrics, _params(params))
+    _send_values(client, run_id, metrics, _params(params))
     status = "FINISHED" if record.has_trained else "FAILED"
     client.set_terminated(run_id, status, now)
 
 
-def _send(
+def _send_values(
     client: "MlflowClient", run_id: str, metrics: "Sequence[Metric]", params: "list[Param]"
 ) -> None:
     """Send a run's values, in parts where they are many."""

@@ -79,14 +79,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _combined(*numbers: int) -> int:
+def _combined_seed(*numbers: int) -> int:
     """A seed that follows from some integers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _seed_cpu_generators(*numbers: int) -> None:
     """Seed Python's, numpy's and torch's CPU generator, not CUDA's, by some integers."""
-    seed = _combined(*numbers)
+    seed = _combined_seed(*numbers)
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -125,7 +125,7 @@ class _Epochs:
     def _draw(self, epoch: int) -> list[Any]:
         """Iterate over the sampler, with random numbers that follow from the seed and the epoch."""
         if type(self._sampler) is RandomSampler:
-            self._sampler.generator.manual_seed(_combined(self._seed, epoch))
+            self._sampler.generator.manual_seed(_combined_seed(self._seed, epoch))
             return list(self._sampler)
         state = rng_state()
         _seed_cpu_generators(self._seed, epoch)
@@ -232,6 +232,7 @@ class _SeededInWorkers(Dataset[Any]):
         self._seed = seed
 
     def __getitems__(self, numbered: tuple[int, list[Any]]) -> list[Any]:
+        """The examples of a micro-batch: torch asks with what the sampler gave."""
         number, indices = numbered
         _seed_cpu_generators(self._seed, number)
         if hasattr(self.dataset, "__getitems__"):
@@ -286,15 +287,17 @@ class TrialStream:
         batch_size: B, examples.
         seed: of the passes.
         limit: of an epoch's batches, as the Trainer's ``limit_train_batches``.
-        first: batches that are drawn and left out: a training that is resumed has had them.
+        left_out: batches that are drawn, but not given: a training that is resumed has had them.
     """
 
-    def __init__(self, loader: Any, batch_size: int, seed: int, limit: float, first: int) -> None:
+    def __init__(
+        self, loader: Any, batch_size: int, seed: int, limit: float, left_out: int
+    ) -> None:
         self._loader = loader
         self._batch_size = batch_size
         self.parts = micro_batches(batch_size, None)
         self._seed = seed
-        self._left_out = first
+        self._left_out = left_out
         self._passes = 0
         length = sized_len(loader)
         examples = length and length * batch_size
@@ -305,6 +308,7 @@ class TrialStream:
         """Do nothing: a stream is put at its place before it begins."""
 
     def __iter__(self) -> Iterator[Any]:
+        """Give a pass, the first one from where a resumed training was."""
         while True:
             for batch in self._pass():
                 if self._left_out == 0:
@@ -400,8 +404,8 @@ def rebatch(
     parts: tuple[slice, ...] | None = None,
     limit: float = 1.0,
     *,
-    follows: bool = False,
-    first: int = 0,
+    made_for_size: bool = False,
+    batches_had: int = 0,
 ) -> AnyLoader:
     """Make a loader of the same data in batches of exactly ``batch_size``.
 
@@ -413,8 +417,9 @@ def rebatch(
         seed: that the order follows from.
         parts: of a batch that are given one after another; None: the whole batch at once.
         limit: of an epoch's batches, as the Trainer's ``limit_train_batches``.
-        follows: whether they were made for this batch size.
-        first: batches that a resumed training has had.
+        made_for_size: whether they were made for this batch size.
+        batches_had: by a training that is resumed: a stream leaves them out; another loader is put
+            there by ``seek``.
 
     Raises:
         InputError: a loader is of a kind whose batches cannot be replaced.
@@ -422,13 +427,22 @@ def rebatch(
     """
     leaves, spec = tree_flatten(getattr(loaders, "iterables", loaders))
     if not spec.is_leaf():
-        _check_whole(parts, batch_size)
+        _refuse_cut_batches(parts, batch_size)
         sizes = [own_batch_size(leaf) for leaf in leaves]
         ratios = [size / sizes[0] if size and sizes[0] else 1.0 for size in sizes]
         made = []
         for leaf, ratio in zip(leaves, ratios, strict=True):
             size = max(1, round(ratio * batch_size))
-            made.append(rebatch(leaf, size, seed, limit=limit, follows=follows, first=first))
+            made.append(
+                rebatch(
+                    leaf,
+                    size,
+                    seed,
+                    limit=limit,
+                    made_for_size=made_for_size,
+                    batches_had=batches_had,
+                )
+            )
         is_shortest = getattr(loaders, "_mode", "") == "min_size"
         return TrialLoaders(tree_unflatten(made, spec), ratios, is_shortest=is_shortest)
     loader = loaders
@@ -436,10 +450,10 @@ def rebatch(
     sampler = loader.batch_sampler if is_plain else None
     streams = sampler is not None and isinstance(loader.dataset, IterableDataset)
     if streams:
-        loader = DataLoader(loader.dataset, batch_size, drop_last=True, **_kept(loader))
-    if streams or (follows and not hasattr(sampler, "batch_size")):
-        _check_whole(parts, batch_size)
-        return TrialStream(loader, batch_size, seed, limit, first)
+        loader = DataLoader(loader.dataset, batch_size, drop_last=True, **_kept_arguments(loader))
+    if streams or (made_for_size and not hasattr(sampler, "batch_size")):
+        _refuse_cut_batches(parts, batch_size)
+        return TrialStream(loader, batch_size, seed, limit, batches_had)
     if sampler is None:
         raise InputError(
             f"the training loader makes its own batches ({_kind(loader)}): let data follow the "
@@ -467,11 +481,11 @@ def rebatch(
         batch_sampler=EndlessBatches(epochs, batch_size, parts, numbered=has_workers),
         # The seeds of the loader's processes do not come from the trial's random numbers.
         generator=torch.Generator().manual_seed(seed),
-        **_kept(loader),
+        **_kept_arguments(loader),
     )
 
 
-def _check_whole(parts: tuple[slice, ...] | None, batch_size: int) -> None:
+def _refuse_cut_batches(parts: tuple[slice, ...] | None, batch_size: int) -> None:
     """BatchSizeRefused where batches of several loaders, or of a stream, would have to be cut."""
     if parts not in (None, micro_batches(batch_size, None)):
         raise BatchSizeRefused(
@@ -480,12 +494,12 @@ def _check_whole(parts: tuple[slice, ...] | None, batch_size: int) -> None:
         )
 
 
-def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a loader of the same data keeps."""
+def _kept_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
+    """A loader's arguments that one in other batches keeps."""
     return {name: getattr(loader, name) for name in KEPT}
 
 
-def validation_in(loaders: Any, batch_size: int) -> Any:
+def validation_in_batches(loaders: Any, batch_size: int) -> Any:
     """Make validation loaders of the same data in batches of exactly another size.
 
     Args:
@@ -498,6 +512,7 @@ def validation_in(loaders: Any, batch_size: int) -> Any:
     """
 
     def remade(loader: Any) -> DataLoader[Any]:
+        """One loader, which stays in its order."""
         if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
             raise InputError(
                 f"validation_batch_size needs a torch DataLoader with a batch_size, but got "
@@ -510,7 +525,7 @@ def validation_in(loaders: Any, batch_size: int) -> Any:
                 f"no batch of {batch_size}"
             )
         return DataLoader(
-            loader.dataset, batch_size, sampler=sampler, drop_last=True, **_kept(loader)
+            loader.dataset, batch_size, sampler=sampler, drop_last=True, **_kept_arguments(loader)
         )
 
     return tree_map(remade, loaders)

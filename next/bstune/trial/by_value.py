@@ -56,9 +56,10 @@ def send_by_value(modules: Sequence[str]) -> None:
     """
 
     def reduce(pickler: ForkingPickler, item: object) -> Any:
+        """How pickle writes an item; NotImplemented: as ever."""
         if isinstance(item, BaseProcess):
             make, arguments, state, *_ = cast(tuple[Any, ...], item.__reduce_ex__(2))
-            return _begin, (modules, make, arguments), state
+            return _make_process, (modules, make, arguments), state
         if isinstance(item, type | FunctionType) and item.__module__ == "__main__":
             if isinstance(item, type):
                 return _read_class, (_written_class(item),)
@@ -70,16 +71,20 @@ def send_by_value(modules: Sequence[str]) -> None:
 
 @functools.lru_cache(CLASSES)
 def _written_class(item: type) -> bytes:
+    """Write a class once."""
     written: bytes = cloudpickle.dumps(item)
     return written
 
 
 @functools.lru_cache(CLASSES)
 def _read_class(written: bytes) -> Any:
+    """Read a class once, so that it stays the same one."""
     return cloudpickle.loads(written)
 
 
-def _begin(modules: Sequence[str], make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _make_process(
+    modules: Sequence[str], make: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
     """Make a process's object where it starts, before pickle reads what is in it."""
     import_in_order(modules)
     send_by_value(modules)

@@ -26,7 +26,7 @@ from bstune.trial.batches import (
     rng_state,
     seed_everything,
     set_rng_state,
-    validation_in,
+    validation_in_batches,
 )
 from bstune.trial.evaluations import Evaluations
 from bstune.trial.noise_beside import NoiseBesideTraining
@@ -34,7 +34,7 @@ from bstune.trial.optuna_trial import OptunaTrial
 from bstune.trial.other_optimizer import OtherOptimizer
 from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer
 from bstune.trial.trial import Trial, as_printed
-from bstune.trial.worker import listen
+from bstune.trial.worker import tell_where_on_signal
 
 # Parts of a Lightning checkpoint that hold objects of the user's, and that no resumption reads.
 HYPER_PARAMETERS = (
@@ -108,7 +108,7 @@ def _fit(
     resume_from: Path | None,
     quiet: bool,
 ) -> Trainer:
-    listen()
+    tell_where_on_signal()
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     rank = int(os.environ["RANK"]) if recipe.devices > 1 else 0
@@ -125,14 +125,22 @@ def _fit(
 
     @functools.cache
     def train_loader() -> AnyLoader:
-        own = trial.batch_size, trial.seed, parts, limit
-        return rebatch(users_loader(), *own, follows=recipe.data_follows, first=trial.first_step)
+        """The user's loader in batches of the trial, made once: bstune's call-backs ask, too."""
+        return rebatch(
+            users_loader(),
+            trial.batch_size,
+            trial.seed,
+            parts,
+            limit,
+            made_for_size=recipe.data_follows,
+            batches_had=trial.first_step,
+        )
 
     keeps_size = recipe.validation_batch_size is None
 
     def validation_loaders() -> Any:
         given = users_validation()
-        return given if keeps_size else validation_in(given, trial.batch_size)
+        return given if keeps_size else validation_in_batches(given, trial.batch_size)
 
     first: list[Callback] = [EpochLimit(train_loader, trial.total_steps)]
     sizes = [part.stop - part.start for part in parts]
@@ -199,20 +207,21 @@ class CountsSteps(Callback):
         """
         move = pl_module.lr_scheduler_step
 
-        def moved(scheduler: Any, metric: Any) -> None:
+        def move_unless_skipped(scheduler: Any, metric: Any) -> None:
+            """Move as the module does; a schedule by step only if the scaler did not just skip."""
             by_step = [
                 one.scheduler for one in trainer.lr_scheduler_configs if one.interval == "step"
             ]
-            is_skipped = self._scaler.get_scale() < self._scale
+            is_skipped = self._scaler.get_scale() < self._scale_before
             if not (is_skipped and scheduler in by_step):
                 move(scheduler, metric)
 
-        pl_module.lr_scheduler_step = moved  # type: ignore[method-assign]
+        pl_module.lr_scheduler_step = move_unless_skipped  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count, also where a training is resumed."""
         self._global_step = trainer.global_step
-        self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
+        self._scale_before = self._scaler.get_scale() if self._scaler is not None else 0.0
 
     def has_stepped(self, trainer: Trainer) -> bool:
         """Count the batch that ended; whether it made a step, of one optimizer or of several.
@@ -223,8 +232,8 @@ class CountsSteps(Callback):
         self._global_step = trainer.global_step
         if has_stepped and self._scaler is not None:
             scale = self._scaler.get_scale()
-            has_stepped = scale >= self._scale
-            self._scale = scale
+            has_stepped = scale >= self._scale_before
+            self._scale_before = scale
         self.steps += has_stepped
         return has_stepped
 
@@ -312,7 +321,7 @@ class StopAtTarget(CountsSteps):
             set_rng_state(self._resumed)
             trainer.callback_metrics.update(self._metrics)
             if isinstance(trainer.train_dataloader, AnyLoader):
-                trainer.train_dataloader.seek(_batches(trainer))
+                trainer.train_dataloader.seek(_batches_trained(trainer))
         super().on_train_start(trainer, pl_module)
         self.evaluations.begin(self.steps, examples, on_cuda=pl_module.device.type == "cuda")
 
@@ -323,7 +332,7 @@ class StopAtTarget(CountsSteps):
         has_stepped = self.has_stepped(trainer)
         self.trial.on_progress()
         most = BATCHES_TO_STEP * trainer.accumulate_grad_batches
-        if self.steps == 0 and _batches(trainer) >= most:
+        if self.steps == 0 and _batches_trained(trainer) >= most:
             raise InputError(
                 f"no optimizer step was made in {BATCHES_TO_STEP} batches: in training_step, step "
                 f"the optimizers that self.optimizers() gives"
@@ -334,10 +343,10 @@ class StopAtTarget(CountsSteps):
         is_last = self.steps >= self.trial.max_steps or self._is_late(trainer)
         self._is_due = self.steps > self.trial.steps and (self._is_scheduled or is_last)
         # Lightning evaluates after batches whose number is a multiple of this.
-        trainer.val_check_batch = _batches(trainer) if self._is_due else NEVER
+        trainer.val_check_batch = _batches_trained(trainer) if self._is_due else NEVER
         if self._is_due:
             self.evaluations.pause(self.steps)
-            self._metrics = _copied(trainer.callback_metrics)
+            self._metrics = _copies(trainer.callback_metrics)
         elif has_stepped:
             self.evaluations.step(self.steps)
 
@@ -365,7 +374,7 @@ class StopAtTarget(CountsSteps):
             raise InputError(f"the target's metric is {name!r}, but the module logs {logged}")
         value = trainer.strategy.broadcast(as_printed(float(trainer.callback_metrics[name])))
         if self._is_scheduled:
-            self._metrics = _copied(trainer.callback_metrics)
+            self._metrics = _copies(trainer.callback_metrics)
         goes_on = self.evaluations.report(self.steps, value, self._is_scheduled)
         is_saved = self.trial.worth_saving
         # The first device decides, on one device as on many.
@@ -421,11 +430,11 @@ def validation_examples(trainer: Trainer, batch_size: int) -> int:
     return examples
 
 
-def _batches(trainer: Trainer) -> int:
+def _batches_trained(trainer: Trainer) -> int:
     """Batches trained so far."""
     return trainer.fit_loop.total_batch_idx + 1
 
 
-def _copied(metrics: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _copies(metrics: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copy metrics that Lightning goes on to change."""
     return {name: value.detach().clone() for name, value in metrics.items()}

@@ -95,8 +95,8 @@ def look(recipe: Recipe, trial: TrialSettings, batches: int = 0) -> Looked:
     return Looked(trainer, callback.metrics)
 
 
-def loader_of(trainer: Trainer) -> AnyLoader:
-    """The training loader of a training that was set up."""
+def train_loader_of(trainer: Trainer) -> AnyLoader:
+    """The training loader of a Trainer that :func:`look`, or a fit, has set up."""
     loader = trainer.train_dataloader
     assert isinstance(loader, AnyLoader)  # noqa: S101 (fit gives no other)
     return loader
@@ -147,10 +147,15 @@ def _look_up(
     def build_data(_: TrialSettings) -> Any:
         built = recipe.data(of_data)
         data.append(built)
-        if not hasattr(built, "train_dataloader"):
+        make_loader = getattr(built, "train_dataloader", None)
+        if make_loader is None:
+            if not isinstance(built, tuple | list):
+                raise InputError(
+                    f"data must build a LightningDataModule, or a train and a validation loader, "
+                    f"but got {built!r:.100}"
+                )
             loaders.append(built[0])
             return built
-        make_loader = built.train_dataloader
 
         def train_dataloader() -> Any:
             loaders.append(make_loader())
@@ -175,7 +180,7 @@ def _look_up(
         # is one.
         if not (loaders and may_be_of_size(error)):
             raise
-        size, _ = _batch_size(data[-1], loaders[-1], is_own=True)
+        size, _ = _find_batch_size(data[-1], loaders[-1], is_own=True)
         of_size = settings_of(size or of_data.batch_size, of_module.lr, STEPS)
         looked = look(watched, settings_of(of_size.batch_size, GUESS[1], STEPS), batches=1)
     trainer = looked.trainer
@@ -184,20 +189,20 @@ def _look_up(
     sources = {}
     names = () if recipe.override_lr else RATES
     is_own = of_module is own or recipe.override_lr
-    rate, sources["lr"] = _rate(module, optimizers, names, is_own=is_own)
+    rate, sources["lr"] = _find_rate(module, optimizers, names, is_own=is_own)
     values = recipe.own_values()
     if "lr" in values:
         rate, sources["lr"] = values.pop("lr"), "the file's"
-    size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
-    accumulated = _positive(arguments.get("accumulate_grad_batches")) or 1
+    size, sources["batch_size"] = _find_batch_size(data[-1], loaders[-1], is_own=of_data is own)
+    accumulated = _positive_int(arguments.get("accumulate_grad_batches")) or 1
     if size is not None and accumulated > 1:
         size *= accumulated
         sources["batch_size"] += f", times the Trainer's accumulate_grad_batches={accumulated}"
-    epochs = _positive(arguments.get("max_epochs"))
-    steps = _positive(arguments.get("max_steps"))
+    epochs = _positive_int(arguments.get("max_epochs"))
+    steps = _positive_int(arguments.get("max_steps"))
     given = " and ".join(f"{name}={arguments[name]}" for name in LENGTHS if arguments.get(name))
     sources["steps"] = f"the Trainer's {given}"
-    epoch = loader_of(trainer).epoch
+    epoch = train_loader_of(trainer).epoch
     metrics = tuple(sorted(looked.metrics))
     metric, mode, sources["metric"] = chosen_metric(metrics, _monitors(trainer, arguments))
     return Found(
@@ -218,17 +223,17 @@ def _look_up(
     )
 
 
-def _positive(value: Any) -> int | None:
+def _positive_int(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _number(value: Any) -> float | None:
+def _positive_number(value: Any) -> float | None:
     """A rate or a size that is told; None for anything else, True too."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and value > 0 else None
 
 
-def _told(part: Any, name: str, *, is_own: bool) -> tuple[float, str] | None:
+def _told_value(part: Any, name: str, *, is_own: bool) -> tuple[float, str] | None:
     """A value that a module or data have as an attribute, in ``hparams``, or as a default."""
     kind = type(part).__name__
     parameter = inspect.signature(type(part).__init__).parameters.get(name)
@@ -238,32 +243,32 @@ def _told(part: Any, name: str, *, is_own: bool) -> tuple[float, str] | None:
         ways.insert(0, (hparams.get(name), f"{kind}.hparams.{name}"))
         ways.insert(0, (getattr(part, name, None), f"{kind}.{name}"))
     for value, source in ways:
-        number = _number(value)
+        number = _positive_number(value)
         if number is not None:
             return number, source
     return None
 
 
-def _rate(
+def _find_rate(
     module: LightningModule, optimizers: list[Any], names: Sequence[str], *, is_own: bool
 ) -> tuple[float | None, str]:
     """The rate that a module has, and where it was found, or what was sought in vain."""
     for name in names:
-        told = _told(module, name, is_own=is_own)
+        told = _told_value(module, name, is_own=is_own)
         if told is not None:
             return told
     kind = type(module).__name__
     for optimizer in optimizers if is_own else []:
-        rate = _number(float(base_rates(optimizer)[0]))
+        rate = _positive_number(float(base_rates(optimizer)[0]))
         if rate is not None:
             return rate, f"the optimizer of {kind}"
     return None, f"{kind} is found (its argument lr has no default)"
 
 
-def _batch_size(data: Any, loader: Any, *, is_own: bool) -> tuple[int | None, str]:
+def _find_batch_size(data: Any, loader: Any, *, is_own: bool) -> tuple[int | None, str]:
     """The batch size that data have, and where it was found, or what was sought in vain."""
     if hasattr(data, "train_dataloader"):
-        told = _told(data, "batch_size", is_own=is_own)
+        told = _told_value(data, "batch_size", is_own=is_own)
         if told is not None:
             return int(told[0]), told[1]
     if is_own:

@@ -91,7 +91,7 @@ def measure(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: in
     part = parts[batch_idx % len(parts)]
     random = rng_state()
     try:
-        return _measured(trainer, module, batch, batch_idx, part.stop - part.start)
+        return _measure_halves(trainer, module, batch, batch_idx, part.stop - part.start)
     # The user's code may raise anything.
     except Exception as error:
         raise InputError(
@@ -102,7 +102,7 @@ def measure(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: in
         set_rng_state(random)
 
 
-def _measured(
+def _measure_halves(
     trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, size: int
 ) -> list[Terms]:
     """Measure a micro-batch of so many examples; ValueError where these are not dimension 0."""
@@ -123,7 +123,7 @@ def _measured(
     halves = range(size // 2), range(size // 2, size)
     gradients = []
     for half in halves:
-        inputs = apply_to_collection(batch, Tensor, _taken, half)
+        inputs = apply_to_collection(batch, Tensor, _some_examples, half)
         with trainer.precision_plugin.train_step_context():
             output = step(copied, inputs, *index)
         loss = output["loss"] if isinstance(output, Mapping) else output
@@ -134,7 +134,7 @@ def _measured(
     return noise.measured
 
 
-def _taken(tensor: Tensor, places: range) -> Tensor:
+def _some_examples(tensor: Tensor, places: range) -> Tensor:
     """Some examples, which the user's code may write to."""
     return tensor[places.start : places.stop].clone()
 

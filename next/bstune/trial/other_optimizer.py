@@ -57,12 +57,12 @@ class OtherOptimizer(Callback):
             config = types.LRSchedulerConfig(self._schedule(new), interval="step")
             trainer.strategy.lr_scheduler_configs = [config]
         elif new is not own and configs:
-            _take_over(own, new)
+            _copy_group_settings(own, new)
             for config in configs:
-                _bind(config.scheduler, new)
+                _bind_schedule(config.scheduler, new)
 
 
-def _take_over(own: Optimizer, new: Optimizer) -> None:
+def _copy_group_settings(own: Optimizer, new: Optimizer) -> None:
     """Give an optimizer's groups what a schedule of another one has put there."""
     # Its constructor lets the optimizer tell its steps, which torch's schedules ask for.
     LambdaLR(new, lambda step: 1.0)
@@ -71,8 +71,8 @@ def _take_over(own: Optimizer, new: Optimizer) -> None:
         group |= of_own | kept
 
 
-def _bind(scheduler: Any, optimizer: Optimizer) -> None:
+def _bind_schedule(scheduler: Any, optimizer: Optimizer) -> None:
     """Let a schedule, and those that it is made of, move the rates of another optimizer."""
     scheduler.optimizer = optimizer
     for inner in getattr(scheduler, "_schedulers", ()):
-        _bind(inner, optimizer)
+        _bind_schedule(inner, optimizer)

@@ -28,7 +28,7 @@ from bstune.recipe.recipe import Recipe, TrialSettings, settings_of
 from bstune.system.failures import one_line
 from bstune.trial.checks import Checks, Schedule
 from bstune.trial.lightning import StopAtTarget, fit
-from bstune.trial.look_up import STEPS, Looked, is_sgd, loader_of, look
+from bstune.trial.look_up import STEPS, Looked, is_sgd, look, train_loader_of
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.trainer import base_rates
 from bstune.trial.trial import Trial, may_be_of_size
@@ -145,7 +145,7 @@ def preflight(
     """
     low, batch_size, high = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
-    looked = _looked(recipe, batch_size, lr, target)
+    looked = _look_and_check(recipe, batch_size, lr, target)
     trainer = looked.trainer
     other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
     _check_rate(recipe, trainer, other, batch_size, lr, target)
@@ -159,8 +159,8 @@ def preflight(
         _check_schedules(recipe, sizes, lr, budget)
     if low == batch_size:
         _check_validation(recipe, high, lr, batches=1)
-    resumes = _resumption(recipe, (low, batch_size), lr, budget, target, until)
-    read_training = _read_training(looked)
+    resumes = _resumes_at_a_size(recipe, (low, batch_size), lr, budget, target, until)
+    read_training = _schedules_that_read_training(looked)
     # Without time for a resumption there is none for this.
     may_sum = resumes is not None and is_sgd(other.optimizers)
     is_sum = may_sum and _is_sum(recipe, batch_size, lr)
@@ -181,7 +181,7 @@ def preflight(
     )
 
 
-def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Looked:
+def _look_and_check(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Looked:
     """Set a training up and evaluate it; InputError where the metric or validation cannot serve."""
     batches = 1 if target.goal is None else -1
     try:
@@ -195,7 +195,7 @@ def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Looke
     return looked
 
 
-def _read_training(looked: Looked) -> list[str]:
+def _schedules_that_read_training(looked: Looked) -> list[str]:
     """What to say of schedules that step by a mean over an epoch of training."""
     return [
         READS_TRAINING.format(type(config.scheduler).__name__, config.monitor)
@@ -220,7 +220,7 @@ def _check_schedules(
                 raise
 
 
-def _resumption(
+def _resumes_at_a_size(
     recipe: Recipe,
     sizes: tuple[int, int],
     lr: float,
@@ -261,8 +261,10 @@ def _check_metric(metrics: Mapping[str, float], target: Target) -> None:
 def _check_validation(recipe: Recipe, batch_size: int, lr: float, batches: int) -> None:
     """InputError where validation works in batches of the trial's size, and in no others."""
     settings = settings_of(batch_size, lr, STEPS)
-    error = _raised(recipe, settings, batches)
-    if error is None or _raised(replace(recipe, validation_batch_size="trial"), settings, batches):
+    error = _error_of_look(recipe, settings, batches)
+    if error is None or _error_of_look(
+        replace(recipe, validation_batch_size="trial"), settings, batches
+    ):
         return
     raise InputError(
         f"validation raised {one_line(error)} at batch size {batch_size}, but not in batches of "
@@ -270,7 +272,7 @@ def _check_validation(recipe: Recipe, batch_size: int, lr: float, batches: int) 
     )
 
 
-def _raised(recipe: Recipe, settings: TrialSettings, batches: int) -> Exception | None:
+def _error_of_look(recipe: Recipe, settings: TrialSettings, batches: int) -> Exception | None:
     """What a training raises that is set up, and evaluates so many batches."""
     try:
         look(recipe, settings, batches)
@@ -318,12 +320,14 @@ def _check_rate(
     runs = []
     for rate in (lr, 2.0 * lr):
         trial = _short_trial(target, batch_size, rate, STEPS, STEPS_EACH)
-        runs.append(_weights(_trained(recipe, trial)))
+        runs.append(_weights(_train_shortly(recipe, trial)))
     if _are_equal(*runs):
         kind = type(trainer.lightning_module).__name__
+        # A module may have none, or one without parameters.
+        own = f", at {rates[0][0]:g}" if any(rates) else ""
         remedy = (
-            f", at {rates[0][0]:g}; in configure_optimizers, give self.lr to it or to its "
-            f"schedule, or give override_lr=True"
+            f"{own}; in configure_optimizers, give self.lr to it or to its schedule, or give "
+            f"override_lr=True"
         )
         if recipe.override_lr:
             remedy = "; leave out what sets it later"
@@ -351,7 +355,7 @@ def _short_trial(
     return trial
 
 
-def _trained(recipe: Recipe, trial: Trial) -> Trainer:
+def _train_shortly(recipe: Recipe, trial: Trial) -> Trainer:
     """Train a trial."""
     own = [StopAtTarget(trial), _OneBatch()]
     return fit(copy.deepcopy(recipe), trial, own, resume_from=trial.resume_from)
@@ -377,7 +381,7 @@ def _distance(one: Weights, other: Weights) -> float:
     )
 
 
-def _of_first(value: Any) -> Any:
+def _value_of_first_process(value: Any) -> Any:
     """What the first of the processes that train together has for a value; here, if it is alone."""
     if not torch.distributed.is_initialized():
         return value
@@ -406,21 +410,21 @@ def _resumes(
         return _short_trial(target, batch_size, lr, total, max_steps, until=until, **places)
 
     def is_late() -> bool:
-        return bool(_of_first(until is not None and time.monotonic() > until))
+        return bool(_value_of_first_process(until is not None and time.monotonic() > until))
 
     with tempfile.TemporaryDirectory() as folder:
-        state = Path(_of_first(folder)) / "state.ckpt"
+        state = Path(_value_of_first_process(folder)) / "state.ckpt"
         half = short_trial(STEPS_EACH, save_to=state)
-        _trained(recipe, half)
+        _train_shortly(recipe, half)
         if is_late():
             return None
         rest = short_trial(last, earlier=half.record(), resume_from=state)
         try:
-            resumed = _weights(_trained(recipe, rest))
+            resumed = _weights(_train_shortly(recipe, rest))
         # Objects of the user's own are not loaded.
         except pickle.UnpicklingError:
             return False
-    trainer = _trained(recipe, short_trial(last))
+    trainer = _train_shortly(recipe, short_trial(last))
     if _holds_schedule(trainer):
         return False
     whole = _weights(trainer)
@@ -428,7 +432,7 @@ def _resumes(
         return None
     if _are_equal(whole, resumed):
         return True
-    again = _weights(_trained(recipe, short_trial(last)))
+    again = _weights(_train_shortly(recipe, short_trial(last)))
     return None if is_late() else _distance(whole, resumed) <= REPEATS * _distance(whole, again)
 
 
@@ -462,7 +466,7 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
     is_lightnings = "lightning" in type(module).lr_scheduler_step.__module__.partition(".")[0]
     if not (module.automatic_optimization and is_lightnings):
         return []
-    epoch = loader_of(trainer).epoch
+    epoch = train_loader_of(trainer).epoch
     schedules = []
     pairs = zip(trainer.lr_scheduler_configs, longer.lr_scheduler_configs, strict=True)
     for config, of_longer in pairs:
@@ -476,11 +480,11 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
             units //= epoch.steps
         moves = units // config.frequency
         most = min(steps, MOST_MOVES)
-        rates, raised = _moved(config.scheduler, most)
+        rates, raised = _rates_by_move(config.scheduler, most)
         # The first moves of a longer trial tell whether the length counts.
-        others, _ = _moved(of_longer.scheduler, min(most, max(moves, STEPS_EACH)))
+        others, _ = _rates_by_move(of_longer.scheduler, min(most, max(moves, STEPS_EACH)))
         # Past its T_max a cosine rises again.
-        ends = (_end(rates, raised), getattr(config.scheduler, "T_max", None))
+        ends = (_end_of_schedule(rates, raised), getattr(config.scheduler, "T_max", None))
         schedules.append(
             Schedule(
                 name=type(config.scheduler).__name__,
@@ -495,7 +499,7 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
     return schedules
 
 
-def _moved(scheduler: Any, moves: int) -> tuple[list[float], bool]:
+def _rates_by_move(scheduler: Any, moves: int) -> tuple[list[float], bool]:
     """The highest rate before and after each call of ``step``, and whether one raised."""
     groups = scheduler.optimizer.param_groups
     rates = [max(float(group["lr"]) for group in groups)]
@@ -512,7 +516,7 @@ def _moved(scheduler: Any, moves: int) -> tuple[list[float], bool]:
     return rates, False
 
 
-def _end(rates: Sequence[float], raised: bool) -> int | None:
+def _end_of_schedule(rates: Sequence[float], raised: bool) -> int | None:
     """The move at which a schedule comes to zero, or past which it raises; None: neither."""
     highest = 0.0
     for move, rate in enumerate(rates):
@@ -580,7 +584,7 @@ def pilot(
         fit(copy.deepcopy(recipe), trial, [StopAtTarget(trial)])
         record = trial.record()
         ended = now()
-        growth = _of_first(min(GROWTH, (until - ended) / (ended - began)))
+        growth = _value_of_first_process(min(GROWTH, (until - ended) / (ended - began)))
         if length is not None or growth < WORTHWHILE or not record.has_trained:
             return record
         steps = math.ceil(growth * steps)

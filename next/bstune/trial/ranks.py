@@ -59,11 +59,11 @@ class Ranks:
                 if outcome is not None:
                     self._first_done = self._first_done if self._outcomes else time.monotonic()
                     self._outcomes[rank] = outcome
-            outcome = self._outcome()
+            outcome = self._outcome_that_counts()
             if outcome is not None or time.monotonic() >= end:
                 return outcome
 
-    def _outcome(self) -> Returned | Failure | None:
+    def _outcome_that_counts(self) -> Returned | Failure | None:
         """What counts: a failure, else the first process's, else that of one that ended early."""
         for outcome in self._outcomes.values():
             if isinstance(outcome, Failure):

@@ -8,16 +8,18 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from bstune.core.records import Target
+from bstune.core.records import Count, Target
 
 
 def _rising(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Check that steps rise; pydantic makes its own error of a ValueError."""
     if list(steps) != sorted(set(steps)):
         raise ValueError("must rise")
     return steps
 
 
-Positive = Annotated[FiniteFloat, Field(gt=0)]
+# Products of such numbers are floats.
+Positive = Annotated[FiniteFloat, Field(gt=1e-30, lt=1e30)]
 
 
 class Run(BaseModel):
@@ -28,15 +30,16 @@ class Run(BaseModel):
     batch_size: Positive
     lr: Positive
     seed: int
-    steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_rising)]
+    steps: Annotated[tuple[Count, ...], AfterValidator(_rising)]
     metric: tuple[FiniteFloat, ...]
     seconds_per_step: Positive
     status: str | None = None
-    horizon: Annotated[int, Field(ge=1)] | None = None
+    horizon: Count | None = None
     """The step at which its schedule ended; None: its schedule has no end."""
 
     @model_validator(mode="after")
     def _fits(self) -> "Run":
+        """Check that fields belong together, likewise."""
         if len(self.steps) != len(self.metric):
             raise ValueError(
                 f"steps and metric must be equally long, but got {len(self.steps)} and "

@@ -8,6 +8,7 @@ batch size and rate are a cell; cells need not fill a rectangle.
 """
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ class Table:
                 continue
             place = f"{path}, line {number}"
             run = _read_run(line, place)
-            others_end = [other.horizon is not None for other in runs.values()][:1]
-            if others_end == [run.horizon is None]:
+            first = next(iter(runs.values()), run)
+            if (first.horizon is None) != (run.horizon is None):
                 raise InputError(
                     f"{place}: give a horizon for all runs or for none, but got {run.horizon}"
                 )
@@ -83,12 +84,11 @@ class Table:
         return LengthTable(self.runs)
 
     @cached_property
-    def cells(self) -> Mapping[Cell, tuple[Run, ...]]:
+    def cells(self) -> Mapping[Cell, Sequence[Run]]:
         """The runs of each batch size and learning rate, in order of their seeds."""
-        cells: dict[Cell, tuple[Run, ...]] = {}
+        cells: dict[Cell, list[Run]] = {}
         for run in sorted(self.runs, key=lambda run: (run.batch_size, run.lr, run.seed)):
-            cell = run.batch_size, run.lr
-            cells[cell] = (*cells.get(cell, ()), run)
+            cells.setdefault((run.batch_size, run.lr), []).append(run)
         return cells
 
     @cached_property
@@ -116,11 +116,10 @@ class Table:
     @cached_property
     def step_seconds(self) -> tuple[float, ...]:
         """Median seconds of a step at each of the batch sizes."""
-        medians = []
-        for size in self.batch_sizes:
-            of_size = [run.seconds_per_step for run in self.runs if run.batch_size == size]
-            medians.append(statistics.median(of_size))
-        return tuple(medians)
+        seconds: dict[float, list[float]] = {size: [] for size in self.batch_sizes}
+        for run in self.runs:
+            seconds[run.batch_size].append(run.seconds_per_step)
+        return tuple(map(statistics.median, seconds.values()))
 
     def step_time(self, batch_size: float) -> float:
         """tau(B) in seconds: log tau is linear in log B between the batch sizes, flat beyond."""
@@ -189,6 +188,7 @@ class Table:
 
 
 def _read_run(line: str, place: str) -> Run:
+    """Read a line; InputError says where it is wrong."""
     try:
         return Run.model_validate_json(line)
     except ValidationError as error:
@@ -215,8 +215,9 @@ def find_table(name: str) -> Table:
     index = read_yaml(SHIPPED / "tables.yaml")
     if name in index:
         return Table.read(SHIPPED / f"{name}.jsonl", Target.parse(index[name]))
-    path = Path(name).expanduser()
-    if not path.is_file():
+    # What names no home and no file is none.
+    path = Path(os.path.expanduser(name))
+    if not os.path.isfile(path):
         raise InputError(
             f"table must be a file of recorded runs, or one of {', '.join(index)}, but got {name!r}"
         )

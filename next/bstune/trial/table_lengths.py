@@ -70,7 +70,7 @@ class LengthTable:
                 cells.append((chosen, size_weight * rate_weight))
         nearest = _nearest(max(cells, key=lambda cell: cell[1])[0], steps)
         if nearest.diverged:
-            return _diverged(nearest, steps, target)
+            return _diverged_outcome(nearest, steps, target)
         usable = [cell for cell in cells if not _nearest(cell[0], steps).diverged]
         total = sum(weight for _, weight in usable)
         log_shares = _log_shares_of(nearest, steps)
@@ -98,7 +98,7 @@ def _nearest(runs: Sequence[Run], steps: int) -> Run:
     return min(runs, key=lambda run: abs(math.log(length(run) / steps)))
 
 
-def _diverged(run: Run, steps: int, target: Target) -> Outcome:
+def _diverged_outcome(run: Run, steps: int, target: Target) -> Outcome:
     """A trial that follows a run which diverged: step by step, up to its own last step."""
     reached = run.steps_to(target)
     end = min(run.end, steps)

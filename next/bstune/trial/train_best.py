@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from bstune.recipe.recipe import PACKAGES, Recipe, TrialSettings
-from bstune.trial.lightning import CountsSteps, fit
+from bstune.system.secrets import hide
+from bstune.trial.lightning import HYPER_PARAMETERS, CountsSteps, fit
 
 
 class _StopAtStep(CountsSteps):
@@ -22,6 +23,13 @@ class _StopAtStep(CountsSteps):
     @property
     def goes_on(self) -> bool:
         return self.steps < self._last
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        for name in HYPER_PARAMETERS:
+            if name in checkpoint:
+                checkpoint[name] = hide(checkpoint[name])
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
         self.has_stepped(trainer)

@@ -5,6 +5,7 @@ a trial and reports to it.
 """
 
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from bstune.core.clock import TrainingClock, seconds_per_step
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Record, Spec, Status, Target
 from bstune.system.failures import one_line
+from bstune.system.secrets import hide_in_error
 
 # What torch, CUDA and Python write where memory is short.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
@@ -260,7 +262,7 @@ def run_trial(train: Callable[[Trial], object], trial: Trial) -> Record:
         if not may_be_of_size(error):
             raise
         # A worker's error stream is the study's trials.log.
-        traceback.print_exc()
+        print(hide_in_error(traceback.format_exc()), file=sys.stderr)
         trial.fail(error)
     return trial.record()
 

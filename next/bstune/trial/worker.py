@@ -26,8 +26,9 @@ from typing import Any, Protocol, Self
 
 import cloudpickle
 
-from bstune.core.errors import BstuneError, InputError, Interrupted, UserCodeError
+from bstune.core.errors import BstuneError, InputError, UserCodeError
 from bstune.system.failures import last_lines, one_line, where_in_dump
+from bstune.system.files import appending
 from bstune.trial.by_value import import_in_order, send_by_value, users_modules
 
 # The number of a function that the template gives, which knows none.
@@ -103,6 +104,8 @@ class AnyWorker(Protocol):
 class Worker:
     """Calls functions in another process, one at a time; it starts at the first one.
 
+    A study has one for each trial, or device, that trains at once.
+
     Args:
         log: gets what the process prints.
         preload: modules that are imported once, before the first function.
@@ -119,9 +122,9 @@ class Worker:
         self._preload = tuple(preload)
         self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._number = 0
-        self._killed: Failure | None = None
-        self._heard = time.monotonic()
+        self._function_number = 0
+        self._killed_because: Failure | None = None
+        self._last_heard = time.monotonic()
         self._has_started = False
         self.told = ""
         """What the function said last of its progress."""
@@ -130,15 +133,15 @@ class Worker:
         """Begin to import the modules, before there is a function to call."""
         if self._process is not None:
             return
-        ours, theirs = socket.socketpair()
-        # It closes when this process dies, however it dies: then the template ends the others.
-        lifeline_end, self._lifeline = os.pipe()
-        self._has_started = False
-        # How the script starts the processes of its loaders; None: as Python does.
-        start_method = multiprocessing.get_start_method(allow_none=True)
-        arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
-        with self._log.open("ab") as log:
+        with appending(self._log) as log:
             self._log_start = log.tell()
+            ours, theirs = socket.socketpair()
+            # It closes when this process dies, however it dies: then the template ends the others.
+            lifeline_end, self._lifeline = os.pipe()
+            self._has_started = False
+            # How the script starts the processes of its loaders; None: as Python does.
+            start_method = multiprocessing.get_start_method(allow_none=True)
+            arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
             self._process = subprocess.Popen(  # noqa: S603 (it is this package)
                 [
                     *(sys.executable, "-u", "-X", "faulthandler", "-c"),
@@ -157,10 +160,10 @@ class Worker:
 
     def submit(self, function: Callable[..., Any], *args: Any) -> None:
         """Send a function, which is called as ``function(*args)``; the last one has to be over."""
-        task = _dumped(function, args)
-        self._number += 1
-        self._killed = None
-        self._heard = time.monotonic()
+        task = _dump_task(function, args)
+        self._function_number += 1
+        self._killed_because = None
+        self._last_heard = time.monotonic()
         self.told = ""
         self.start()
         try:
@@ -168,41 +171,41 @@ class Worker:
             while self._connection.poll():
                 self._connection.recv()
                 self._has_started = True
-            self._connection.send((self._number, task))
+            self._connection.send((self._function_number, task))
         except (EOFError, OSError):
-            self._end()
+            self._end_processes()
             self.start()
-            self._connection.send((self._number, task))
+            self._connection.send((self._function_number, task))
 
     def poll(self, seconds: float) -> Returned | Failure | None:
         """Wait for what became of the function, at most so long; None while it works."""
-        if self._killed is not None:
-            return self._killed
+        if self._killed_because is not None:
+            return self._killed_because
         end = time.monotonic() + seconds
         while self._connection.poll(max(0.0, end - time.monotonic())):
             try:
                 number, message = self._connection.recv()
             except (EOFError, OSError, pickle.UnpicklingError):
-                status = self._end(patience=EXIT_SECONDS)
-                return self._died(_how_ended(status))
-            self._heard = time.monotonic()
+                status = self._end_processes(patience=EXIT_SECONDS)
+                return self._failure_by_death(_how_ended(status))
+            self._last_heard = time.monotonic()
             self._has_started = True
             if isinstance(message, str):
                 self.told, message = message, None
-            if message is not None and number in (self._number, ANY_NUMBER):
+            if message is not None and number in (self._function_number, ANY_NUMBER):
                 outcome: Returned | Failure | str = pickle.loads(message)  # noqa: S301 (ours)
                 if isinstance(outcome, str):
-                    outcome = self._died(outcome)
+                    outcome = self._failure_by_death(outcome)
                 self._log_start = self._log.stat().st_size
                 return outcome
         return None
 
-    def _died(self, how: str) -> Failure:
+    def _failure_by_death(self, how: str) -> Failure:
         """Say how the process ended, with its last lines since the function before."""
-        lines = last_lines(self._printed(self._log_start))
+        lines = last_lines(self._printed_since(self._log_start))
         return Failure(f"its process {how}: {lines}" if lines else f"its process {how}")
 
-    def _printed(self, start: int) -> str:
+    def _printed_since(self, start: int) -> str:
         """What stands in the log from a position on; of much of it, the end."""
         with self._log.open("rb") as log:
             log.seek(max(start, self._log.stat().st_size - LOG_BYTES))
@@ -214,7 +217,7 @@ class Worker:
 
         While it imports the modules that it starts with, which a busy machine makes slow, it is 0.
         """
-        return time.monotonic() - self._heard if self._has_started else 0.0
+        return time.monotonic() - self._last_heard if self._has_started else 0.0
 
     def kill(self, limit: float) -> None:
         """End the process and those that it started; the next poll gives a Failure.
@@ -226,10 +229,11 @@ class Worker:
         """
         reason = f"it said nothing for {limit:.0f} s; trial_seconds sets that limit"
         place = self._where_it_is()
-        self._end()
-        self._killed = Failure(f"{reason} ({place})" if place else reason)
+        self._end_processes()
+        self._killed_because = Failure(f"{reason} ({place})" if place else reason)
 
     def _where_it_is(self) -> str:
+        """The user's file and line at which the process, or a loader's, is; empty: unknown."""
         if self._process is None:
             return ""
         start = self._log.stat().st_size
@@ -243,13 +247,13 @@ class Worker:
                     time.sleep(wait)
                     if self._log.stat().st_size > before:
                         break
-        return where_in_dump(self._printed(start))
+        return where_in_dump(self._printed_since(start))
 
     def close(self) -> None:
         """End the process, if one was started."""
-        self._end()
+        self._end_processes()
 
-    def _end(self, patience: float = 0.0) -> int:
+    def _end_processes(self, patience: float = 0.0) -> int:
         """End both processes, and what they started; the template's exit status.
 
         Args:
@@ -285,11 +289,11 @@ class InProcess:
 
     def submit(self, function: Callable[..., Any], *args: Any) -> None:
         """Keep a function, which the next poll calls."""
-        self._task = _dumped(function, args)
+        self._task = _dump_task(function, args)
 
     def poll(self, seconds: float) -> Returned | Failure | None:
         """Call the function, however long it takes."""
-        return _call(self._task)
+        return _call_task(self._task)
 
     def kill(self, limit: float) -> None:
         """Do nothing: nothing runs between two calls."""
@@ -303,7 +307,8 @@ def call(
 ) -> Returned | Failure:
     """Send a function and wait for what becomes of it.
 
-    Look-ups, preflight and survey are called so; trials by :func:`bstune.study.loop.training`.
+    Look-ups, preflight and survey are called so; trials by
+    :func:`bstune.study.loop.train_in_worker`.
 
     Args:
         worker: that calls it.
@@ -328,7 +333,7 @@ def value_of(outcome: Returned | Failure) -> Any:
     return outcome.value
 
 
-def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
+def _dump_task(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     """Write a function down for another process; InputError if something in it cannot be."""
     try:
         called = cloudpickle.dumps((function, args))
@@ -340,10 +345,10 @@ def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     return pickle.dumps((users_modules(), called))
 
 
-def _call(task: bytes) -> Returned | Failure:
+def _call_task(task: bytes) -> Returned | Failure:
     """Call a function that was sent."""
     try:
-        listen()
+        tell_where_on_signal()
         modules, called = pickle.loads(task)  # noqa: S301 (from our process)
         for name in modules:
             import_in_order([name])
@@ -353,8 +358,6 @@ def _call(task: bytes) -> Returned | Failure:
         _Progress.told = 0.0
         function, args = cloudpickle.loads(called)
         return Returned(function(*args))
-    except Interrupted:
-        raise
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         refusal = error if isinstance(error, BstuneError) else None
@@ -383,8 +386,8 @@ def tell_progress(what: Callable[[], str] = str) -> None:
         _Progress.connection.send((_Progress.number, what()))
 
 
-def listen() -> None:
-    """Let ``TELL_WHERE`` work in the worker, until a fit ends: Lightning then puts it back."""
+def tell_where_on_signal() -> None:
+    """Let ``TELL_WHERE`` show where the code is; each fit asks, as Lightning ends it."""
     if _Progress.connection is not None:
         # What is registered already is not registered again.
         faulthandler.unregister(TELL_WHERE)
@@ -430,7 +433,7 @@ def template(
         os.close(ended)
         _, status = os.waitpid(child, 0)
         # Only the process writes while it lives, and only the template once it is dead.
-        _send(connection, ANY_NUMBER, _how_ended(os.waitstatus_to_exitcode(status)))
+        _send_outcome(connection, ANY_NUMBER, _how_ended(os.waitstatus_to_exitcode(status)))
 
 
 def _children(pid: int) -> list[int]:
@@ -449,15 +452,15 @@ def _serve(connection: Connection) -> None:
         except (EOFError, OSError):
             return
         _Progress.number = number
-        outcome = _call(task)
+        outcome = _call_task(task)
         try:
-            _send(connection, number, outcome)
+            _send_outcome(connection, number, outcome)
         # The answer may be of a class that pickle cannot write, which raises anything.
         except Exception as error:  # noqa: BLE001
-            _send(connection, number, Failure(one_line(error)))
+            _send_outcome(connection, number, Failure(one_line(error)))
 
 
-def _send(connection: Connection, number: int, outcome: Returned | Failure | str) -> None:
+def _send_outcome(connection: Connection, number: int, outcome: Returned | Failure | str) -> None:
     """Send what became of a function; a text says how its process ended."""
     connection.send((number, cloudpickle.dumps(outcome)))
 

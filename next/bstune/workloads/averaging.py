@@ -75,6 +75,7 @@ class RunningWeightAverage(Callback):
         self._swap(pl_module)
 
     def _swap(self, module: LightningModule) -> None:
+        """Exchange weights and average; before the first update there is none."""
         pairs = zip(module.parameters(), self._averages, strict=False)
         for index, (weight, average) in enumerate(pairs):
             weight.data, self._averages[index] = average, weight.data

@@ -168,6 +168,7 @@ def load_mnist(root: str) -> LabelledImages:
 
 
 def _load_idx(source: Source, root: str) -> LabelledImages:
+    """Read a data set in MNIST's format; errors as by :func:`read_file`."""
     pixels = np.frombuffer(read_file(source, TRAIN_IMAGES, root), np.uint8)
     labels = np.frombuffer(read_file(source, TRAIN_LABELS, root), np.uint8)
     images = torch.tensor(pixels[IDX_IMAGES_HEADER_BYTES:]).view(-1, 1, 28, 28)

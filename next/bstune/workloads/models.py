@@ -116,7 +116,7 @@ def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(4 * width, classes),
     )
-    return network.apply(_start_for_relu)
+    return network.apply(_init_for_relu)
 
 
 def vgg11(classes: int, width: int) -> nn.Sequential:
@@ -137,10 +137,10 @@ def vgg11(classes: int, width: int) -> nn.Sequential:
             inputs = factor * width
         layers.append(nn.MaxPool2d(2))
     network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, classes))
-    return network.apply(_start_for_relu)
+    return network.apply(_init_for_relu)
 
 
-def _start_for_relu(layer: nn.Module) -> None:
+def _init_for_relu(layer: nn.Module) -> None:
     """Draw a convolution's weights by He et al. 2015 (arXiv 1502.01852, eq. 10); biases are 0."""
     if isinstance(layer, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

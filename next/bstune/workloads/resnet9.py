@@ -132,6 +132,7 @@ class ResNet9(nn.Module):
         super().__init__()
 
         def block(inputs: int, outputs: int, *, pooled: bool = False, size: int = 3) -> list[Any]:
+            """A convolution, its norm and activation, with the pooling where it belongs."""
             convolution = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
             layers = [convolution, norm(outputs), activation()]
             if pooled:

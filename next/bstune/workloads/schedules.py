@@ -47,6 +47,7 @@ def piecewise_linear(
 def _warmed(
     optimizer: Optimizer, total_steps: int, warmup: float, decay: Callable[[float], float]
 ) -> LambdaLR:
+    """Make a warm-up over a share of the steps, then ``decay`` of the share of the rest."""
     steps = round(warmup * total_steps)
 
     def factor(step: int) -> float:

@@ -4,6 +4,7 @@ Hydra imports this module at the start of every application: what does the work,
 :mod:`bstune.integrations.hydra_sweeper`, is imported when a sweep begins.
 """
 
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,10 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 
-from bstune.integrations.hydra_job import TAKEN, timed
+from bstune.integrations.hydra_job import TAKEN, call_timed
+from bstune.system.secrets import hide_in_text
 
 # Options of a study; null: the default of bstune's conf/config.yaml.
 OPTIONS = (
@@ -42,7 +44,9 @@ class BstuneSweeper(Sweeper):
         self.hydra_context = hydra_context
         self.config = config
         self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=partial(timed, task_function), config=config
+            hydra_context=hydra_context,
+            task_function=partial(call_timed, task_function),
+            config=_of_jobs(config),
         )
 
     def sweep(self, arguments: list[str]) -> None:
@@ -50,6 +54,21 @@ class BstuneSweeper(Sweeper):
         from bstune.integrations.hydra_sweeper import sweep
 
         sweep(self, arguments)
+
+
+def _of_jobs(config: DictConfig) -> DictConfig:
+    """The config of an application's jobs, beside each of which Hydra writes it.
+
+    What is said to the sweeper is left out where it has a secret, such as the storage's password.
+    """
+    own = deepcopy(config)
+    kept = []
+    for word in config.hydra.overrides.hydra:
+        if not word.lstrip("+").startswith("hydra.sweeper.") or hide_in_text(word) == word:
+            kept.append(word)
+    with read_write(own):
+        own.hydra.overrides.hydra = kept
+    return own
 
 
 ConfigStore.instance().store(
