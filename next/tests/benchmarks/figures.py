@@ -280,14 +280,9 @@ FIGURES = {
             by("budget_seconds", "what", "metric"),
         ),
         (
-            "| {} | {}, {}, {} | {}, {}, {} |",
-            "schedule_lengths_new.jsonl",
-            lambda rows: [*schedule_lengths.summary(rows)][:-1],
-        ),
-        (
             "{}",
             "schedule_lengths_new.jsonl",
-            lambda rows: [*schedule_lengths.summary(rows)][-1:],
+            lambda rows: [[line] for line in schedule_lengths.summary(rows)],
         ),
         (
             "speedups {} ({}), times of the best {} ({}), times of the baseline {} ({})",
@@ -313,16 +308,16 @@ FIGURES = {
         ),
         ("than TPE's in {} and {}, than the old one's in {} and {}", "race_60s.jsonl", as_fast),
         (
+            "{} of {} bit for bit",
+            "resume.jsonl",
+            lambda rows: [(sum(row["equal"] for row in rows), len(rows))],
+        ),
+        (
             "`{}` {:.3f}, {:.3f}, {:.3f}",
             "speed.jsonl",
             by("objective", "trials", "seconds"),
         ),
         ("{} engineers", "readers.jsonl", lambda rows: [[flat(rows).reader.nunique()]]),
-        (
-            "{:.2f} times the best cell's time, {:.2f} in studies",
-            "other_targets.jsonl",
-            lambda rows: [flat(rows)[["asked.ratio", "run.ratio"]].median()],
-        ),
         (
             "`{}` {} of {}",
             "critical.jsonl",
@@ -331,23 +326,6 @@ FIGURES = {
                 "critical.interval",
                 "workload",
             ),
-        ),
-        (
-            "{1} of {2} hold",
-            "speedup.jsonl",
-            lambda rows: held(flat(rows), "speedup", "speedup.at_least"),
-        ),
-        (
-            "{:.0f} ends after {:.1f} to {:.1f} s",
-            "wall.jsonl",
-            lambda rows: (
-                flat(rows).groupby("wall_seconds").seconds.agg(["min", "max"]).itertuples()
-            ),
-        ),
-        (
-            "`{}` {} and {}",
-            "intervals.jsonl",
-            by("name", "load_name", "holds.the seconds", "sum"),
         ),
     ],
 }

@@ -272,7 +272,7 @@ def summary(new):
         both = np.nan_to_num(np.array(pairs, float), nan=np.inf)
         medians = np.median(both, axis=0).ravel()
         label = f"{kind}{', baseline first' if baseline_first else ''}"
-        yield label, *(f"{one:.2f}" for one in medians)
+        yield "| {} | {:.2f}, {:.2f}, {:.2f} | {:.2f}, {:.2f}, {:.2f} |".format(label, *medians)
         logs.append(np.diff(np.log(np.minimum(both[:, ::-1], WORST)), axis=1)[:, 0])
     rng = np.random.default_rng(0)
     resampled = []
@@ -281,7 +281,7 @@ def summary(new):
         resampled.append(np.concatenate(drawn).mean())
     if logs:
         ends = np.exp([np.concatenate(logs).mean(), *np.quantile(resampled, ENDS)])
-        yield ("in all: new/old {:.3f} ({:.3f} to {:.3f})".format(*ends),)
+        yield "in all: new/old {:.3f} ({:.3f} to {:.3f})".format(*ends)
 
 
 if __name__ == "__main__":
