@@ -169,9 +169,9 @@ def beside_others(rows):
         yield objective, *medians
 
 
-def by(index, columns, values, kind="median"):
-    """For each index its median of each column, or another ``kind`` of summary."""
-    return lambda rows: flat(rows).pivot_table(values, index, columns, kind).itertuples()
+def by(index, columns, values):
+    """For each index the median of each column."""
+    return lambda rows: flat(rows).pivot_table(values, index, columns, "median").itertuples()
 
 
 def raced(rows):
