@@ -4,23 +4,7 @@ from refusals import rows
 from search_records import record
 
 from bstune.core.records import Budget, Target
-from bstune.core.space import Configuration
-from bstune.study.result import (
-    Closest,
-    Confirmed,
-    Critical,
-    CurvePoint,
-    Faster,
-    FewestSteps,
-    Improvement,
-    Interval,
-    LrAlone,
-    ResultWarning,
-    Searched,
-    Speedup,
-    Spent,
-    StudyResult,
-)
+from bstune.study.result import Confirmed, Critical, CurvePoint, ResultWarning, StudyResult
 
 COMMAND = "bstune +workload=digits"
 
@@ -28,13 +12,27 @@ COMMAND = "bstune +workload=digits"
 TARGET = Target("val/loss", 0.1, "min")
 
 
-# The law and the step time that all values here follow.
+# The law, its best rates and the step time that all values here follow.
 def steps_of(batch_size):
     return 26.0 * (1 + 130.0 / batch_size)
 
 
+def lr_of(batch_size):
+    return 1.18 * (batch_size / 118) ** 0.45
+
+
 def step_seconds_of(batch_size):
     return 0.4e-3 + 1.7e-6 * batch_size
+
+
+def ends(value, low, high):
+    """A value with its ends."""
+    return {"value": value, "low": low, "high": high}
+
+
+def interval(name, value, low, high):
+    """The fields of a value with its ends."""
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def confirmed(batch_size, lr, steps, seconds, status="reached", number=0):
@@ -48,12 +46,8 @@ def confirmed(batch_size, lr, steps, seconds, status="reached", number=0):
         seeds=tuple(range(len(steps))),
         runs_steps=steps,
         runs_status=(status,) * len(steps),
-        steps=median,
-        steps_low=median / 1.15,
-        steps_high=None if is_bound else median * 1.15,
-        seconds=seconds,
-        seconds_low=seconds / 1.2,
-        seconds_high=None if is_bound else seconds * 1.2,
+        **interval("steps", median, median / 1.15, None if is_bound else median * 1.15),
+        **interval("seconds", seconds, seconds / 1.2, None if is_bound else seconds * 1.2),
         is_bound=is_bound,
         predicted_share=0.875,
         step_seconds=seconds / median,
@@ -65,36 +59,21 @@ BEST = confirmed(118, 1.18, (52, 55, 61), 0.0331, number=9)
 BASELINE = confirmed(64, 0.4, (188, 201, 214), 0.0964)
 
 
+def point(size):
+    """The curve at a batch size."""
+    of = {"batch_size": size, "step_seconds": step_seconds_of(size)}
+    of |= interval("steps", steps_of(size), steps_of(size) / 1.2, steps_of(size) * 1.25)
+    return CurvePoint(**of, **interval("lr", lr_of(size), lr_of(size) / 1.5, lr_of(size) * 1.4))
+
+
 def curve():
-    points = []
-    for place in range(25):
-        size = 8.0 * 2 ** (place / 4)
-        steps = steps_of(size)
-        lr = 1.18 * (size / 118) ** 0.45
-        points.append(
-            CurvePoint(
-                batch_size=size,
-                steps=steps,
-                steps_low=steps / 1.2,
-                steps_high=steps * 1.25,
-                lr=lr,
-                lr_low=lr / 1.5,
-                lr_high=lr * 1.4,
-                step_seconds=step_seconds_of(size),
-            )
-        )
-    return tuple(points)
+    return tuple(point(8.0 * 2 ** (place / 4)) for place in range(25))
 
 
-def critical(value, low, high):
-    return Critical(
-        interval=Interval(value=value, low=low, high=high),
-        s_min=value and 26.0,
-        linear_below=value and value / 9,
-        no_gain_above=value and 9 * value,
-        smallest=8,
-        largest=512,
-    )
+def critical(*of):
+    value, *_ = of
+    law = {"s_min": 26.0, "linear_below": value / 9, "no_gain_above": 9 * value} if value else {}
+    return Critical(interval=ends(*of), **law, smallest=8, largest=512)
 
 
 STUDY = {
@@ -109,22 +88,20 @@ STUDY = {
     "seeds": 3,
     "configurations": 64,
     "trials": 83,
-    "spent": Spent(training=6.4, other=2.9),
+    "spent": {"training": 6.4, "other": 2.9},
 }
 CURVE = STUDY | {
     "reached": True,
-    "fewest_steps": FewestSteps(
-        batch_size=480, lr=2.2, steps=33.0, steps_low=27.5, steps_high=41.2
-    ),
+    "fewest_steps": {"batch_size": 480, "lr": 2.2, **interval("steps", 33.0, 27.5, 41.2)},
     "critical": critical(130.2, 84.9, 212.0),
-    "lr_exponent": Interval(value=0.45, low=0.31, high=0.58),
+    "lr_exponent": ends(0.45, 0.31, 0.58),
     "allowed_rules": ("sqrt",),
     "curve": curve(),
 }
 
 
 def speedup(value, low, high):
-    return Speedup(value=value, low=low, high=high, at_least=high is None)
+    return ends(value, low, high) | {"at_least": high is None}
 
 
 SWITCH = CURVE | {
@@ -133,7 +110,7 @@ SWITCH = CURVE | {
     "baseline": BASELINE,
     "speedup": speedup(0.0964 / 0.0331, 2.31, 3.79),
     "near_optimal": (48, 173),
-    "lr_alone": LrAlone(lr=1.05, speedup=2.4),
+    "lr_alone": {"lr": 1.05, "speedup": 2.4},
     "train_command": f"{COMMAND} trial.batch_size=118 trial.lr=1.18",
 }
 NOT_YET = SWITCH | {
@@ -142,7 +119,7 @@ NOT_YET = SWITCH | {
     "lr_alone": None,
     "train_command": None,
 }
-CLOSEST = {"configuration": Configuration(batch_size=24, lr=0.02), "value": 0.0714}
+CLOSEST = {"configuration": {"batch_size": 24, "lr": 0.02}, "value": 0.0714}
 NOTHING = STUDY | {
     "target": Target("val/loss", 0.05, "min"),
     "verdict": "not yet",
@@ -156,7 +133,7 @@ EASIER = {
 OF_CURVE = CURVE | {
     "objective": "curve",
     "verdict": None,
-    "searched": Searched(low=8, high=1024, octaves=7, reached=6, to_add=(724,)),
+    "searched": {"low": 8, "high": 1024, "octaves": 7, "reached": 6, "to_add": (724,)},
     "missing": "more trials",
     "next": f"{COMMAND} trials=128",
 }
@@ -168,7 +145,7 @@ def result(base=SWITCH, **changes):
 
 
 def nothing_reached(trend, **changes):
-    return result(NOTHING, closest=Closest(**CLOSEST, trend=trend), **changes)
+    return result(NOTHING, closest=CLOSEST | {"trend": trend}, **changes)
 
 
 def of_curve(**changes):
@@ -193,7 +170,7 @@ METRIC = STUDY | {
     "reached": True,
     "best": BEST_METRIC,
     "baseline": BASELINE_METRIC,
-    "improvement": Improvement(value=0.09, low=0.05, high=0.13, deviation=0.012),
+    "improvement": ends(0.09, 0.05, 0.13) | {"deviation": 0.012},
     "near_optimal": (16, 40),
     "train_command": f"{COMMAND} trial.batch_size=24 trial.lr=0.003 trial.steps=9360",
 }
@@ -272,7 +249,7 @@ STATES = {
         speedup=speedup(201 / 33, 4.9, 7.6),
         near_optimal=(512, 1024),
         lr_alone=None,
-        faster=Faster(batch_size=118, lr=1.18, seconds=0.0331, speedup=0.0419 / 0.0331),
+        faster={"batch_size": 118, "lr": 1.18, "seconds": 0.0331, "speedup": 0.0419 / 0.0331},
         train_command=f"{COMMAND} trial.batch_size=512 trial.lr=2.1",
     ),
     "metric: switch": result(METRIC),
@@ -282,7 +259,7 @@ STATES = {
         verdict="keep",
         best=BASELINE_METRIC,
         other=BEST_METRIC,
-        improvement=Improvement(value=-0.002, low=-0.01, high=0.0051, deviation=0.012),
+        improvement=ends(-0.002, -0.01, 0.0051) | {"deviation": 0.012},
         train_command=None,
     ),
     "metric: not yet: the baseline is the best": result(
@@ -290,7 +267,7 @@ STATES = {
         verdict="not yet",
         best=BASELINE_METRIC,
         other=of_metric((24, 0.003), (1.63, 1.64, 1.65), 9360, number=9),
-        improvement=Improvement(value=-0.03, low=-0.07, high=0.01, deviation=0.02),
+        improvement=ends(-0.03, -0.07, 0.01) | {"deviation": 0.02},
         missing="more new seeds",
         next=f"{COMMAND} seeds=6",
         train_command=None,
@@ -326,8 +303,7 @@ def records():
     }
     for number, size in enumerate((64, 8, 16, 32, 64, 128, 256, 512, 90, 90, 256, 32)):
         place = f"search/{number}" if number else "baseline"
-        lr = 1.18 * (size / 118) ** 0.45
-        add(place, size, lr, round(steps_of(size)), **more.get(number, {}))
+        add(place, size, lr_of(size), round(steps_of(size)), **more.get(number, {}))
     for index in range(3):
         for one in (BEST, BASELINE):
             of = {"repeats": one.number, "seed": 100 + index}

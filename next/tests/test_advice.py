@@ -40,10 +40,7 @@ def bent(factor):
     )
 
 
-@pytest.mark.parametrize(
-    "factor, expected",
-    [(1.25, []), (1 / 1.35, ["far from the law"])],
-)
+@pytest.mark.parametrize("factor, expected", [(1.25, []), (1 / 1.35, ["far from the law"])])
 def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
     assert off_law(LAW, bent(factor)) == pytest.approx(max(factor, 1 / factor))
     assert kinds(points=bent(factor)) == expected

@@ -32,6 +32,7 @@ def test_an_image_is_mirrored_in_every_other_epoch():
     data = Split(WholeBatches(images, labels), WholeBatches(), torch.ones(3, 1, 1), torch.zeros(1))
     stream = batches(data, 20, recipe("airbench94"))
     epochs = []
+    assert recipe("airbench94_muon").muon
     for _ in range(3):
         is_mirrored = np.empty(40, dtype=bool)
         for _ in range(2):
@@ -44,15 +45,16 @@ def test_an_image_is_mirrored_in_every_other_epoch():
 
 
 @pytest.mark.skipif("BSTUNE_DATA" not in os.environ, reason="BSTUNE_DATA is not set")
-@pytest.mark.parametrize("name", ["airbench94", "airbench94_muon", "speedrun"])
-def test_a_record_in_small(name, tmp_path, capsys):
+# The recipe of airbench94_muon has no part that neither of these has.
+@pytest.mark.parametrize("name, least", [("airbench94", 15), ("speedrun", 25)])
+def test_a_record_in_small(name, least, tmp_path, capsys):
     assert main(["sweep", name, *SMALL, f"output={tmp_path}"]) == 0
     assert "94.01%" in capsys.readouterr().out
     row = json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[1])
     assert row["steps"] == 48
     assert [step for step, _ in row["errors"]] == [16, 32, 48]
     assert row["accuracy"] == pytest.approx(100 - 100 * row["errors"][-1][1])
-    assert row["accuracy"] > 15
+    assert row["accuracy"] > least
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -78,22 +78,19 @@ def seed_run(records, number, index, steps, status="reached"):
     records.append(record(len(records), place, of.batch_size, of.lr, steps, status, **fields))
 
 
-def with_seeds(best_steps, baseline_steps, status="reached", baseline_status="reached"):
+def with_seeds(best_steps, baseline_steps, status="reached"):
     """New seeds of the search's best, batch size 512, and of the baseline."""
     records = searched()
     for index, steps in enumerate(best_steps):
         seed_run(records, 5, index, steps, status)
     for index, steps in enumerate(baseline_steps):
-        seed_run(records, 0, index, steps, baseline_status)
+        seed_run(records, 0, index, steps)
     return records
 
 
 BEST = (48, 50, 47)
 # The best is 6.25 times as fast.
 SWITCH = with_seeds(BEST, (300, 310, 290))
-BY_STEPS = Question(TARGET, Budget(steps=1000), "steps")
-
-
 WARNING = ResultWarning(kind="schedule", fix="return it", state="it moves 10 times")
 TOLD = OfProject(warnings=[WARNING])
 
@@ -101,11 +98,8 @@ TOLD = OfProject(warnings=[WARNING])
 def test_switch():
     short = record(99, "search/9", 700, 2.0, 9, "out of memory")
     result = analyse(dataclasses.replace(study(), project=TOLD), [*SWITCH, short])
-    assert (result.verdict, result.best.batch_size, result.baseline.batch_size) == (
-        "switch",
-        512,
-        64,
-    )
+    pair = result.best.batch_size, result.baseline.batch_size
+    assert (result.verdict, *pair) == ("switch", 512, 64)
     assert result.speedup.low < result.speedup.value == pytest.approx(300 / 48)
     assert result.best.seconds == pytest.approx(0.048)
     assert (result.configurations, result.trials) == (5, 13)
@@ -303,7 +297,9 @@ def test_the_curve_has_no_verdict_and_no_best():
 
 
 # Steps fall over all sizes; a step takes as long as its batch.
-QUICK_SMALL_SIZE = study(question=BY_STEPS, step_time=lambda batch_size: 1e-5 * batch_size)
+QUICK_SMALL_SIZE = study(
+    question=Question(TARGET, Budget(steps=1000), "steps"), step_time=lambda size: 1e-5 * size
+)
 
 
 def test_the_fewest_steps_are_not_the_least_seconds():

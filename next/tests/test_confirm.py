@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import yaml
 from refusals import cases
 from scipy.stats import norm
 from scipy.stats import t as student
@@ -162,19 +163,16 @@ def candidate(number, log_value, deviation=0.1, share=1.0, rank=0.0):
     return Candidate(number, log_value, deviation, share=share, rank=rank)
 
 
-CANDIDATES = {
-    "near": (candidate(3, 0.0), candidate(5, 0.05)),
-    "far": (candidate(3, 0.0), candidate(5, 0.2)),
-    "moved": (candidate(3, 0.2), candidate(5, 0.0)),
-    "tied": (
-        candidate(3, 0.0, 0.05, rank=512),
-        candidate(5, 0.08, 0.05, rank=256),
-        candidate(7, 0.2, 0.05, rank=128),
-    ),
-    # What misses in 40% of seeds takes 1/0.6, 1.67 times, as long.
-    "1.6": (candidate(3, 0.0, share=0.6), candidate(5, math.log(1.6))),
-    "1.9": (candidate(3, 0.0, share=0.6), candidate(5, math.log(1.9))),
-}
+# By number: log of the predicted value, its deviation, the share of seeds that reach, the rank.
+CANDIDATES = yaml.safe_load("""
+near: {3: [0.0], 5: [0.05]}
+far: {3: [0.0], 5: [0.2]}
+moved: {3: [0.2], 5: [0.0]}
+tied: {3: [0.0, 0.05, 1.0, 512], 5: [0.08, 0.05, 1.0, 256], 7: [0.2, 0.05, 1.0, 128]}
+# What misses in 40% of seeds takes 1/0.6, 1.67 times, as long: 1.6 and 1.9 times here.
+less: {3: [0.0, 0.1, 0.6], 5: [0.4700]}
+more: {3: [0.0, 0.1, 0.6], 5: [0.6419]}
+""")
 
 
 # The runs of each that were made, null for a miss -> whose comes next, and the best.
@@ -193,12 +191,12 @@ moved | {3: [0.0, null]} | 5 | 5
 # Of candidates that tie the least rank leads, until its new seeds are far behind.
 tied | {3: [0.0], 5: [0.08]} | 5 | 5
 tied | {5: [0.5]} | 3 | 5
-'1.6' | {} | 5 | 5
-'1.9' | {} | 3 | 3
+less | {} | 5 | 5
+more | {} | 3 | 3
 # A miss tells nothing of the time of the others.
 near | {3: [0.0, null], 5: [0.0, 0.0]} | null | 3
 """)
 def test_whose_new_seed_comes_next_and_which_is_the_best(candidates, runs_of, following, best):
-    known = CANDIDATES[candidates]
+    known = [candidate(number, *of) for number, of in CANDIDATES[candidates].items()]
     assert next_confirmation(known, runs_of, seeds=2, noise=0.1) == following
     assert best_confirmed(known, runs_of, noise=0.1) == best

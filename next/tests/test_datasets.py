@@ -52,10 +52,7 @@ def test_reads_what_is_there_in_any_wrapping(tmp_path, data):
     assert read_file(PUBLISHED, "part.gz", str(tmp_path)) == CONTENT
 
 
-@pytest.mark.parametrize(
-    "data",
-    [zipped(CONTENT[1:]), zipped(CONTENT)[:-9], b"\x1f\x8bx"],
-)
+@pytest.mark.parametrize("data", [zipped(CONTENT[1:]), zipped(CONTENT)[:-9], b"\x1f\x8bx"])
 def test_other_bytes_are_refused(tmp_path, data):
     path = put(tmp_path, data)
     with refused(str(path)):

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from refusals import refused
+from refusals import cases, refused
 
 from bstune.core.errors import InputError, StudyError
 from bstune.system import files
@@ -32,38 +32,28 @@ def test_a_whole_file_replaces_the_one_before(tmp_path):
     assert files.read_yaml(path) == {key: {"c": True, "d": "2001-99-99"} for key in "ab"}
 
 
-def make_link(path, other):
-    path.symlink_to(other)
+# What stands in a file's place.
+MAKE = {
+    "link": lambda path, other: path.symlink_to(other),
+    "folder": lambda path, other: path.mkdir(),
+    "pipe": lambda path, other: os.mkfifo(path),
+}
 
 
-def make_dangling_link(path, other):
-    path.symlink_to(other.with_name("missing"))
-
-
-def make_folder(path, other):
-    path.mkdir()
-
-
-def make_pipe(path, other):
-    os.mkfifo(path)
-
-
+@cases("""
+write | kind
+write_text | link
+write_text | folder
+append_line | link
 # A rename replaces a pipe, which holds nothing; appending to one would wait for its other end.
-UNWRITABLE = [
-    (files.write_text, make_link),
-    (files.write_text, make_folder),
-    (files.append_line, make_link),
-    (files.append_line, make_pipe),
-]
-
-
-@pytest.mark.parametrize("write, make", UNWRITABLE)
-def test_what_is_no_file_is_not_written(tmp_path, write, make):
+append_line | pipe
+""")
+def test_what_is_no_file_is_not_written(tmp_path, write, kind):
     path, other = tmp_path / "a", tmp_path / "other"
     other.write_text("mine")
-    make(path, other)
+    MAKE[kind](path, other)
     with refused(str(path), StudyError):
-        write(path, "text")
+        getattr(files, write)(path, "text")
     assert other.read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["a", "other"]
 
@@ -163,8 +153,8 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path, read, data):
         read(path, 3000)
 
 
-@pytest.mark.parametrize("make", [make_dangling_link, make_folder, make_pipe])
-def test_what_is_no_file_is_not_read(tmp_path, make):
-    make(tmp_path / "a", tmp_path / "other")
+@pytest.mark.parametrize("kind", MAKE)
+def test_what_is_no_file_is_not_read(tmp_path, kind):
+    MAKE[kind](tmp_path / "a", tmp_path / "missing")
     with pytest.raises(InputError):
         files.read_text(tmp_path / "a")

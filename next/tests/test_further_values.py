@@ -8,6 +8,8 @@ import optuna
 import pytest
 import torch
 import yaml
+from own_loops import study as loop_study
+from own_loops import train
 from refusals import cases, refused
 from search_records import SPACE
 from small import Data, Model
@@ -15,7 +17,6 @@ from test_config import composed, folder  # noqa: F401 (a fixture)
 from test_found import TOLD
 from test_options import values
 from test_recipe import PARTS, TRIAL
-from test_run import tune
 
 from bstune.core.errors import BstuneError
 from bstune.core.space import Tunable
@@ -175,19 +176,23 @@ def test_a_command_line_names_them(folder):  # noqa: F811
 
 
 def test_a_study_of_them(tmp_path):
-    arguments = {"tune": {"momentum": [0.1, 0.95], "dropout": [1e-3, 0.5]}, "trials": 5}
     # Zero has no place on a log scale.
-    today = {"values": {"dropout": 0.0}, "batch_size": 16, "lr": 0.05}
-    result = tune(tmp_path, Dropped, baseline=today, **arguments)
-    assert result.baseline.values == {"momentum": 0.5, "dropout": 0.0}
+    of_today = {"momentum": 0.5, "dropout": 0.0}
+    today = {"values": of_today, "batch_size": 16, "lr": 0.05}
+    ranges = {"momentum": [0.1, 0.95], "dropout": [1e-3, 0.5]}
+    own = loop_study(tmp_path, tune=ranges, baseline=today)
+    for trial in own:
+        train(trial)
+    result = own.result
+    assert result.baseline.values == of_today
     best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["trial"]
     assert best["values"] == result.best.values
-    study = optuna.load_study(study_name="Dropped", storage=f"sqlite:///{tmp_path}/study.db")
+    study = optuna.load_study(study_name="own", storage=f"sqlite:///{tmp_path}/study.db")
     for trial, one in zip(study.trials, result.records, strict=True):
         assert one.values.keys() == {"momentum", "dropout"}
         within = {name: value for name, value in one.values.items() if value > 0}
         assert trial.params == {"batch_size": one.batch_size, "lr": one.lr, **within}
         if one.resumed_from is not None:
             assert one.values == result.records[one.resumed_from].values
-    with pytest.raises(BstuneError, match="tune"):
-        tune(tmp_path, Dropped, tune={"momentum": [0.1, 0.9]})
+    with refused("tune", BstuneError):
+        next(iter(loop_study(tmp_path, tune={"momentum": [0.1, 0.9]}, baseline=today)))

@@ -13,23 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from bstune.core.errors import InputError, UserCodeError
 from bstune.hardware.memory import Probe, available_bytes, find_largest_fit
 from bstune.hardware.roofline import Line, Padding, Roofline, advice
-from bstune.hardware.survey import (
-    Survey,
-    cached_survey,
-    code_of,
-    ladder_of,
-    survey,
-    survey_key,
-)
-from bstune.hardware.timing import (
-    StepCost,
-    Traffic,
-    choose_threads,
-    paddings,
-)
+from bstune.hardware.survey import Survey, cached_survey, code_of, ladder_of, survey, survey_key
+from bstune.hardware.timing import StepCost, Traffic, choose_threads, paddings, probe_memory
 from bstune.recipe.recipe import Recipe
 from bstune.system.files import write_text
-from bstune.trial.worker import Worker
+from bstune.trial.worker import Worker, call, value_of
 
 START, LIMIT = 300.0, 1000.0
 
@@ -177,13 +165,13 @@ def test_more_threads_are_chosen_where_they_pay(speedup, chosen):
 
 
 class Halves(Model):
-    """Takes a megabyte an example, and no odd number of examples."""
+    """Takes four megabytes an example, and no odd number of examples."""
 
     def training_step(self, batch, batch_idx):
         examples = len(batch[0])
         if examples % 2:
             raise ValueError("pairs are needed")
-        batch[0][0] += torch.ones(examples, 250_000)[0, 0] * 0.0
+        batch[0][0] += torch.ones(examples, 1_000_000)[0, 0] * 0.0
         return self.loss(batch)
 
 
@@ -193,29 +181,23 @@ def recipe(module):
     return Recipe(lambda trial: module(trial.lr), lambda trial: data, device="cpu", threads=1)
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory):
-    with Worker(tmp_path_factory.mktemp("worker") / "log") as started:
-        yield started
-
-
-def test_a_survey_within_a_memory_limit(worker):
-    halves = recipe(Halves)
-    free = survey(worker, halves, (1, 200), (16, 0.1), 100, 60.0, 60.0)
-    assert (free.largest_fit, free.smallest_unfit, free.threads) == (200, None, 1)
-    assert free.memory.per_example == pytest.approx(1e6, rel=0.1)
-    ladder = ladder_of(1, 200, 16)
-    assert [size for size, _ in free.refused] == [size for size in ladder if size % 2]
-    assert [size for size, *_ in free.step_times] == [size for size in ladder if size % 2 == 0]
-    limit = int(free.memory(100))
-    bound = survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, 60.0, memory_limit=limit)
-    # 3% below the limit, of a process that takes 0.5 GB before the first example; a multiple of 8.
-    assert 76 <= bound.largest_fit <= 105
-    assert bound.limit == limit
-    with pytest.raises(InputError, match=r" 0 MB: .*memory_limit"):
-        survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, 60.0, memory_limit=1000)
-    with pytest.raises(UserCodeError, match="pairs"):
-        survey(worker, halves, (1, 200), (15, 0.1), 100, 60.0, 60.0)
+def test_a_survey_within_a_memory_limit(tmp_path):
+    halves, length = recipe(Halves), (100, 60.0, 60.0)
+    with Worker(tmp_path / "log") as worker:
+        one = value_of(call(worker, probe_memory, halves, 16, (16, 0.1), 100, None, limit=60.0))
+        limit = int(one.peak + 24 * 4e6)
+        found = survey(worker, halves, (1, 80), (16, 0.1), *length, memory_limit=limit)
+        with pytest.raises(InputError, match=r" 0 MB: .*memory_limit"):
+            survey(worker, halves, (16, 80), (16, 0.1), *length, memory_limit=1000)
+        with pytest.raises(UserCodeError, match="pairs"):
+            survey(worker, halves, (1, 80), (15, 0.1), *length)
+    # 3% below the limit, of a process that takes 0.5 GB before the first example; an even number.
+    assert 28 <= found.largest_fit <= 42
+    assert (found.limit, found.threads) == (limit, 1)
+    assert found.memory.per_example == pytest.approx(4e6, rel=0.1)
+    ladder = ladder_of(1, found.largest_fit, 16)
+    assert [size for size, _ in found.refused] == [size for size in ladder if size % 2]
+    assert [size for size, *_ in found.step_times] == [size for size in ladder if size % 2 == 0]
 
 
 KEPT = Survey(

@@ -26,7 +26,8 @@ from bstune.study.folder import read_records
 from bstune.trial.trial import Trial
 
 PROJECTS = Path(__file__).parent / "projects"
-NO_MLFLOW = "+hydra.sweeper.mlflow.uri=null"
+# A forked process cannot ask CUDA.
+HERE = ["+hydra.sweeper.mlflow.uri=null", "+hydra.sweeper.device=cpu"]
 SIZE, RATE = "batch_size=range(8,1024)", "lr=tag(log,interval(1e-4,1))"
 
 
@@ -185,9 +186,7 @@ def application(tmp_path, name):
 
 def test_jobs_are_pruned_and_resumed_as_a_loop_of_ones_own_is(tmp_path):
     folder = application(tmp_path, "hydra_digits")
-    status, printed, jobs = run(
-        folder, "hydra.sweeper.trials=6", "hydra.sweeper.seeds=1", NO_MLFLOW
-    )
+    status, printed, jobs = run(folder, "hydra.sweeper.trials=6", "hydra.sweeper.seeds=1", *HERE)
     assert status == 0, printed
     result = bstune.load(folder / "outputs/train")
     assert result.train_command is None or "python train.py batch_size=" in printed
@@ -221,7 +220,7 @@ def test_a_config_of_hydras_optuna_sweeper_changed_in_one_line(tmp_path):
     folder = application(tmp_path, "hydra_number")
     config = folder / "conf/config.yaml"
     text = config.read_text()
-    words = ["hydra.sweep.dir=sweep", "+hydra.sweeper.seeds=1", NO_MLFLOW]
+    words = ["hydra.sweep.dir=sweep", "+hydra.sweeper.seeds=1", *HERE]
     config.write_text(text.replace("hydra/sweeper: optuna", "hydra/sweeper: bstune"))
     status, printed, jobs = run(folder, "fault=memory", *words)
     assert status == 0, printed
@@ -245,7 +244,7 @@ def test_a_config_of_hydras_optuna_sweeper_changed_in_one_line(tmp_path):
 def test_three_failures_in_a_row_end_it_with_the_users_own_error(tmp_path):
     folder = application(tmp_path, "hydra_number")
     guarded = "+hydra.sweeper.mlflow.uri=http://me:hunter2@127.0.0.1:1"
-    words = ["hydra/sweeper=bstune", "hydra.sweeper.n_jobs=1", "fault=raise", guarded]
+    words = ["hydra/sweeper=bstune", "hydra.sweeper.n_jobs=1", "fault=raise", guarded, HERE[1]]
     status, printed, jobs = run(folder, *words)
     assert (status, jobs) == (1, 3)
     assert printed.splitlines()[-1] == "ValueError: no such column (train.py:17)"

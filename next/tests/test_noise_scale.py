@@ -126,10 +126,10 @@ def run(build, **options):
     return trained(lambda trial: build(trial.lr), lambda trial: (loader, loader), trial, **options)
 
 
-@pytest.mark.parametrize(
-    "build, micro_batch_size, measures",
-    [(Everything, 10, True), (RefusesHalves, None, False)],
-)
+BUILDS = [(Everything, 10, True), (RefusesHalves, None, False)]
+
+
+@pytest.mark.parametrize("build, micro_batch_size, measures", BUILDS)
 def test_a_trial_is_the_same_bit_for_bit_with_and_without(build, micro_batch_size, measures):
     plain, module = run(build, micro_batch_size=micro_batch_size)
     beside, other = run(build, micro_batch_size=micro_batch_size, noise_scale=True)

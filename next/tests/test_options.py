@@ -9,12 +9,7 @@ from refusals import as_yaml, cases, refused, rows
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
 from bstune.core.records import Target
-from bstune.options import (
-    OPTION_NAMES,
-    Options,
-    options_from,
-    space_of,
-)
+from bstune.options import OPTION_NAMES, Options, options_from, space_of
 from bstune.study.machine import RECORDED
 
 GIVEN = {

@@ -187,7 +187,8 @@ def test_what_is_missing_or_of_no_use_is_told_at_once(changes, words, tmp_path):
 
 def train_beside(folder, name):
     """Train a study's trials beside another process; each of them has one at least."""
-    for trial in study(folder, trials=3):
+    # A forked process cannot ask CUDA.
+    for trial in study(folder, trials=3, device="cpu"):
         (folder / name).touch()
         while len(list(folder.glob("?"))) < 2:
             time.sleep(0.01)

@@ -44,7 +44,7 @@ def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path,
     tune = ["+workload=replay", "trials=8", "seeds=2", "mlflow.uri=null", *own]
     join = ["worker", f"study={name}", *own]
     first = started(tmp_path / "first.txt", main, tune)
-    study, deadline = None, time.monotonic() + 60
+    study, deadline = None, time.monotonic() + 90
     while study is None and time.monotonic() < deadline:
         time.sleep(0.05)
         if name in optuna.get_all_study_names(url):
@@ -59,9 +59,11 @@ def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path,
     assert main(tune) == 2
     assert "Traceback" not in capsys.readouterr().err
     server.start()
+    # One that has ended is dead for the other once it is waited for.
+    while first.is_alive() or second.is_alive():
+        time.sleep(0.05)
     # What the restart has cut in the middle ends with one line, and the command goes on.
     for process, command in ((second, join), (first, tune)):
-        process.join(100)
         if process.exitcode:
             assert process.exitcode == 2
             assert main(command) == 0

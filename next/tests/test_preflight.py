@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from refusals import cases, refused
-from small import QUIET, Batches, Data, Model, examples
+from small import EXAMPLES, QUIET, Batches, Data, Model, examples
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -40,16 +40,10 @@ def recipe(module=Model, trainer=None, data=None, **options):
     return recipe_of_project(module, data or Data(), changed, trainer)
 
 
-class Saved(LightningDataModule):
+class Saved(Data):
     def __init__(self, batch_size=24):
         super().__init__()
         self.save_hyperparameters()
-
-    def train_dataloader(self):
-        return Data().train_dataloader()
-
-    def val_dataloader(self):
-        return Data().val_dataloader()
 
 
 class InEights(BatchSampler):
@@ -61,9 +55,8 @@ class InEights(BatchSampler):
 
 class Eights(Data):
     def train_dataloader(self):
-        loader = super().train_dataloader()
-        sampler = InEights(loader.sampler, 16, drop_last=False)
-        return DataLoader(loader.dataset, batch_sampler=sampler)
+        sampler = InEights(range(EXAMPLES), 16, drop_last=False)
+        return DataLoader(examples(0), batch_sampler=sampler)
 
 
 class NoDefault(Model):
@@ -201,17 +194,16 @@ def scheduled(make, interval="step"):
     return Scheduled
 
 
+def one_cycle_of(optimizer, steps):
+    return lr_scheduler.OneCycleLR(optimizer, optimizer.param_groups[0]["lr"], steps)
+
+
 def one_cycle(trainer, optimizer):
-    highest = optimizer.param_groups[0]["lr"]
-    return lr_scheduler.OneCycleLR(optimizer, highest, trainer.estimated_stepping_batches)
+    return one_cycle_of(optimizer, trainer.estimated_stepping_batches)
 
 
 def cosine(trainer, optimizer):
     return lr_scheduler.CosineAnnealingLR(optimizer, trainer.max_epochs)
-
-
-def one_cycle_of_160(trainer, optimizer):
-    return lr_scheduler.OneCycleLR(optimizer, optimizer.param_groups[0]["lr"], 160)
 
 
 def fixed(kind, *arguments):
@@ -303,10 +295,6 @@ class NoOptimizer(Model):
         return None
 
 
-def without_rate():
-    return NoRate()
-
-
 class Overwritten(NoRate):
     def on_train_batch_start(self, batch, batch_idx):
         self.optimizers().param_groups[0]["lr"] = 0.05
@@ -322,18 +310,11 @@ class Sum(Model):
         return len(batch[0]) * self.loss(batch)
 
 
-class NeedsTwo(Model):
-    def training_step(self, batch, batch_idx):
-        if len(batch[0]) < 2:
-            raise ValueError
-        return self.loss(batch)
-
-
 Steps = scheduled(fixed(lr_scheduler.StepLR, 100))
 Restarts = scheduled(fixed(lr_scheduler.CosineAnnealingWarmRestarts, 20))
 CycleOfEpochs = scheduled(one_cycle, "epoch")
 # It raises past its end: a trial of batch size 1 has 2560 steps.
-CycleOf160 = scheduled(one_cycle_of_160)
+CycleOf160 = scheduled(lambda trainer, optimizer: one_cycle_of(optimizer, 160))
 # It comes to zero: a trial of batch size 64 has 20 epochs.
 CosineOf10 = scheduled(fixed(lr_scheduler.CosineAnnealingLR, 10), "epoch")
 
@@ -347,14 +328,13 @@ HiddenByEpoch | Data | {} | false | 1
 SavesAnObject | Data | {} | false | 1
 ReadsTraining | Data | {} | false | 1
 RateByHook | Data | {} | true | 0
-NeedsTwo | Data | {} | true | 0
 Sum | Data | {} | true | 1
 # The schedule's length is of the smallest size, too.
 Steps | Eights | {} | true | 0
 CycleOfEpochs | Data | {} | true | 1
 Restarts | Data | {} | true | 0
 OneSize | Data | {validation_batch_size: trial} | true | 0
-without_rate | Data | {override_lr: true} | true | 0
+NoRate | Data | {override_lr: true} | true | 0
 Model | streams | {} | true | 0
 """)
 def test_preflight(module, data, options, resumes, lines):
@@ -401,7 +381,7 @@ def test_a_network_of_one_size_needs_an_option(sizes):
 
 
 # It goes on while its time is not over.
-PILOTS = [(100, 1e3, 100, 100), (None, 1e-9, 1, 1), (None, 2.0, FIRST_PILOT + 1, math.inf)]
+PILOTS = [(100, 1e3, 100, 100), (None, 1e-9, 1, 1), (None, 0.3, FIRST_PILOT + 1, math.inf)]
 
 
 @pytest.mark.parametrize("length, seconds, least, most", PILOTS)

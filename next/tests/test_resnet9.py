@@ -1,7 +1,5 @@
 """Page's network for CIFAR-10: its layers beside numpy and torch, and his ladder in small."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch.optim import SGD
 
 from bstune.sweeps.command import SWEEPS
 from bstune.sweeps.dawnbench import Rung, run
+from bstune.workloads.datasets import LabelledImages
 from bstune.workloads.resnet9 import BatchNorm, whitening_filters
 from bstune.workloads.schedules import piecewise_linear
 
@@ -52,11 +51,19 @@ def test_a_triangle_wastes_no_step():
     assert rates == pytest.approx([1, 2, 5 / 3, 4 / 3, 1, 2 / 3, 1 / 3, 0])
 
 
-@pytest.mark.skipif("BSTUNE_DATA" not in os.environ, reason="BSTUNE_DATA is not set")
+def coloured(root):
+    """Noise whose shade is the label's, in the place of CIFAR-10."""
+    labels = torch.arange(1024) % 10
+    shades = 25 * labels.view(-1, 1, 1, 1) + torch.randint(25, (1024, 3, 32, 32))
+    images = shades.to(torch.uint8)
+    return LabelledImages(images, labels, 255, (images[:200], labels[:200]))
+
+
 def test_all_tricks_at_once(tmp_path):
     rungs = OmegaConf.to_container(OmegaConf.load(SWEEPS["dawnbench"]).rungs)
     last = {**rungs[-1], "set": [option for rung in rungs for option in rung["set"]]}
-    size = {"width": 4, "epochs": 2, "train_examples": 1024, "options": []}
+    size = {"width": 4, "epochs": 2, "train_examples": 1024}
+    size["options"] = ["data.images._target_=test_resnet9.coloured"]
     table, _ = run(tmp_path, rungs=[Rung(**last)], seeds=1, **size)
     row = table.iloc[0]
     assert (row.steps, row.source_seconds) == (4, 26)

@@ -15,13 +15,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from search_records import spec
 from small import Batches, step_by_hand, trained
 from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import (
-    ConstantLR,
-    OneCycleLR,
-    ReduceLROnPlateau,
-    SequentialLR,
-    StepLR,
-)
+from torch.optim.lr_scheduler import ConstantLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.records import Target

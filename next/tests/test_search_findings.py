@@ -5,12 +5,7 @@ import numpy as np
 import pytest
 from search_records import BUDGET, QUESTION, SPACE, TARGET, record, step_time
 
-from bstune.search.findings import (
-    curve,
-    lr_exponent_quantiles,
-    near_optimal,
-    predictions,
-)
+from bstune.search.findings import curve, lr_exponent_quantiles, near_optimal, predictions
 from bstune.search.law import B_CRIT, make_law
 from bstune.search.posterior import Posterior, rows_of
 

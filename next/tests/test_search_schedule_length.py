@@ -9,17 +9,8 @@ from search_records import SPACE, TARGET, history, record
 
 from bstune.core.question import Question
 from bstune.core.records import Budget
-from bstune.search.posterior import (
-    sample_posterior,
-)
-from bstune.search.schedule_length import (
-    OUTLIERS,
-    Ends,
-    ends_of,
-    least_cost,
-    length_of,
-    read_ends,
-)
+from bstune.search.posterior import sample_posterior
+from bstune.search.schedule_length import OUTLIERS, Ends, ends_of, least_cost, length_of, read_ends
 
 QUESTION = Question(TARGET, Budget(steps=4000), schedule_ends=True)
 LOG_100 = math.log(100.0)

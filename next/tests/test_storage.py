@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 
 import optuna
 import pytest
-import yaml
 from optuna.trial import TrialState
 from postgres import free_port
 from refusals import cases, refused
@@ -51,8 +52,7 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert storage.running() == []
 
 
-@cases(
-    """
+@cases("""
 objective | status | seconds | state | value | name
 time | reached | 0.5 | COMPLETE | 15.0 | seconds to val/error <= 0.1
 time | reached | null | PRUNED | null | seconds to val/error <= 0.1
@@ -61,20 +61,18 @@ metric | finished | 0.5 | COMPLETE | 0.1 | val/error
 time | pruned | 0.5 | PRUNED | null | seconds to val/error <= 0.1
 time | diverged | 0.5 | PRUNED | null | seconds to val/error <= 0.1
 time | refused | 0.5 | FAIL | null | seconds to val/error <= 0.1
-""",
-    str,
-)
+""")
 def test_optuna_shows_a_trial_in_its_own_terms(
     tmp_path, objective, status, seconds, state, value, name
 ):
     target = "min val/error" if objective == "metric" else "val/error <= 0.1"
     storage = StudyStorage(f"sqlite:///{tmp_path}/study.db", "digits")
     storage.begin(SPACE, Question(Target.parse(target), Budget(steps=99), objective), {})
-    of_trial = {"status": status, "seconds_per_step": yaml.safe_load(seconds)}
+    of_trial = {"status": status, "seconds_per_step": seconds}
     storage.finish(record_of(storage.claim(ask()), **of_trial))
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/study.db")
     (trial,) = study.trials
-    assert (trial.state.name, trial.value) == (state, yaml.safe_load(value))
+    assert (trial.state.name, trial.value) == (state, value)
     assert study.metric_names == [name]
     assert trial.params == {"batch_size": 64, "lr": 0.1}
     assert trial.intermediate_values == {10: 0.5, 30: 0.1}
@@ -125,11 +123,8 @@ def claim_and_die(folder, with_record):
     storage = open_study(folder)
     spec = storage.claim(ask())
     if with_record:
-        trial_id = storage.study.trials[0]._trial_id
-        text = record_of(spec).model_dump_json()
-        optuna.storages.RDBStorage(f"sqlite:///{folder}/study.db").set_trial_user_attr(
-            trial_id, "record", text
-        )
+        trial_id, text = storage.study.trials[0]._trial_id, record_of(spec).model_dump_json()
+        storage.study._storage.set_trial_user_attr(trial_id, "record", text)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -164,12 +159,18 @@ def test_a_process_shows_that_it_lives_while_a_body_runs(tmp_path):
     pytest.fail("no sign of life")
 
 
+SERVER = """
+import sys
+from optuna.storages import get_storage, run_grpc_proxy_server
+run_grpc_proxy_server(get_storage(sys.argv[1]), host="localhost", port=int(sys.argv[2]))
+"""
+
+
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_over_a_proxy_the_trial_of_a_killed_machine_waits_for_who_is_at_the_database(tmp_path):
     pytest.importorskip("grpc", reason="grpcio is not installed: pip install bstune[grpc]")
     url, port = f"sqlite:///{tmp_path}/study.db", free_port()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(url, port))
-    server.start()
+    server = subprocess.Popen([sys.executable, "-c", SERVER, url, str(port)])
     try:
         optuna.storages.GrpcStorageProxy(host="localhost", port=port).wait_server_ready(60)
         far, other = (StudyStorage(f"grpc://localhost:{port}", "digits") for _ in range(2))
@@ -188,14 +189,9 @@ def test_over_a_proxy_the_trial_of_a_killed_machine_waits_for_who_is_at_the_data
         assert other.records() == near.records() == [record_of(kept)]
     finally:
         server.kill()
-        server.join()
+        server.wait()
     with refused(error=StudyError), database_errors("grpc://x", "failed"):
         other.records()
-
-
-def serve(url, port):
-    storage = optuna.storages.get_storage(url)
-    optuna.storages.run_grpc_proxy_server(storage, host="localhost", port=port)
 
 
 def test_another_studys_settings_are_refused(tmp_path):

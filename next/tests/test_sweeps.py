@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from refusals import refused
+from refusals import cases, refused
 
 from bstune.__main__ import main
 from bstune.core.errors import InputError
@@ -56,22 +56,23 @@ def test_what_is_no_row_is_refused(tmp_path, line):
         measure_units(tmp_path / "rows", settings, UNITS, lambda unit: {})
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nothing"],
-        ["vectorization", "sise=3"],
-        ["vectorization", "size=-3"],
-        ["vectorization", "size=[3"],
-        ["vectorization", "size"],
-        ["vectorization", "run=3"],
-        ["vectorization", "output=null"],
-    ],
+@cases(
+    """
+arguments
+nothing
+vectorization sise=3
+vectorization size=-3
+vectorization size=[3
+vectorization size
+vectorization run=3
+vectorization output=null
+""",
+    str,
 )
 def test_what_is_no_sweep_and_no_setting_is_refused(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["sweep", *arguments]) == 2
-    assert arguments[0] in capsys.readouterr().err
+    assert main(["sweep", *arguments.split()]) == 2
+    assert arguments.split()[0] in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -114,27 +114,25 @@ def test_a_file_is_read(tmp_path):
             find_table(nothing)
 
 
-@pytest.mark.parametrize(
-    "text, place, what",
-    [
-        ("{", "line 1", "JSON"),
-        ("[]", "line 1", "run"),
-        (line() + "\n" + line(lr=0), "line 2", "lr"),
-        (line() + "\n" + line(lr=5e-324), "line 2", "lr"),
-        (line(steps=[20, 10]), "line 1", "steps"),
-        (line(steps=[10]), "line 1", "metric"),
-        (line(steps=[10, 10**20]), "line 1", "steps"),
-        (line(steps=[], metric=[]), "line 1", "steps"),
-        (line() + "\n\n" + line(), "line 3", "seed 0"),
-        (line() + "\n" + line(seed=1, horizon=20), "line 2", "horizon"),
-        ("", "runs.jsonl", "run"),
-        (line(steps=[], metric=[], status="diverged"), "runs.jsonl", "run"),
-    ],
-)
-def test_a_file_that_cannot_be_used(tmp_path, text, place, what):
-    path = tmp_path / "runs.jsonl"
-    path.write_text(text)
-    with refused(f"{path}, {place}, {what}"):
+@cases("""
+lines | words
+['{'] | line 1, JSON
+['[]'] | line 1, run
+[{}, {lr: 0}] | line 2, lr
+[{}, {lr: 5.0e-324}] | line 2, lr
+[{steps: [20, 10]}] | line 1, steps
+[{steps: [10]}] | line 1, metric
+[{steps: [10, 100000000000000000000]}] | line 1, steps
+[{steps: [], metric: []}] | line 1, steps
+[{}, '', {}] | line 3, seed 0
+[{}, {seed: 1, horizon: 20}] | line 2, horizon
+[] | run
+[{steps: [], metric: [], status: diverged}] | run
+""")
+def test_a_file_that_cannot_be_used(tmp_path, lines, words):
+    path = tmp_path / "table.jsonl"
+    path.write_text("\n".join(one if isinstance(one, str) else line(**one) for one in lines))
+    with refused(f"{path}, {words}"):
         Table.read(path)
 
 

@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from refusals import refused
-from test_files import make_link, make_pipe
+from test_files import MAKE
 
 import bstune
 from bstune.core.errors import InputError, StudyError
@@ -22,48 +24,43 @@ from bstune.trial.worker import (
     Failure,
     Returned,
     Worker,
+    call,
     tell_progress,
     tell_where_on_signal,
 )
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
 # Seconds that a test waits before it fails.
 PATIENCE = 60.0
 
 
+@pytest.fixture
+def without_torch(monkeypatch):
+    """A worker imports what this process has, but what the small project needs takes seconds."""
+    monkeypatch.delitem(sys.modules, "small", raising=False)
+
+
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
-    # Each new process imports the modules of other tests, too.
-    preload = ("bstune.trial.lightning",)
-    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=preload) as worker:
+    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=()) as worker:
         yield worker
 
 
-@pytest.mark.parametrize("make", [make_link, make_pipe])
-def test_a_log_is_a_file(tmp_path, make):
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_log_is_a_file(tmp_path, kind):
     (tmp_path / "other").touch()
-    make(tmp_path / "log", tmp_path / "other")
+    MAKE[kind](tmp_path / "log", tmp_path / "other")
     with refused("log", StudyError):
         Worker(tmp_path / "log").start()
     assert not (tmp_path / "other").read_text()
 
 
-def outcome_of(worker, function, *args):
-    worker.submit(function, *args)
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        outcome = worker.poll(0.5)
-        if outcome is not None:
-            return outcome
-    raise TimeoutError
+outcome_of = partial(call, limit=PATIENCE)
 
 
 def raises():
     raise ValueError("no")
-
-
-def exits():
-    sys.exit(3)
 
 
 def crashes():
@@ -83,37 +80,29 @@ def leaves():
     os._exit(7)
 
 
-def is_killed():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def cannot_be_pickled():
-    return (step for step in range(3))
-
-
-# Each reason in whole: what an earlier process wrote is not told.
+# A function, its arguments, and each reason in whole: what an earlier process wrote is not told.
 FAILURES = {
-    "an exception": (raises, r"ValueError: no \(test_worker.py:\d+\)"),
-    "sys.exit": (exits, "SystemExit: 3 .*"),
-    "a crash": (crashes, r"its process was ended by SIGSEGV: layer 3 \(test_worker.py:\d+\)"),
+    "an exception": ((raises,), r"ValueError: no \(test_worker.py:\d+\)"),
+    "sys.exit": ((sys.exit, 3), "SystemExit: 3.*"),
+    "a crash": ((crashes,), r"its process was ended by SIGSEGV: layer 3 \(test_worker.py:\d+\)"),
     "an abort": (
-        aborts,
+        (aborts,),
         "its process was ended by SIGABRT: terminate called after throwing 'std::runtime_error'; "
         r"what\(\):  no such device \(test_worker.py:\d+\)",
     ),
     "an exit": (
-        leaves,
+        (leaves,),
         r"its process ended with status 7: the .* locked; x://me:\*\*\*@host is left",
     ),
-    "a kill": (is_killed, "its process was ended by SIGKILL"),
-    "an answer that cannot be sent": (cannot_be_pickled, ".*generator.*"),
+    "a kill": ((signal.raise_signal, signal.SIGKILL), "its process was ended by SIGKILL"),
+    "an answer that cannot be sent": ((threading.Lock,), "TypeError: .*lock.*"),
 }
 
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failure_is_an_outcome_and_the_next_function_is_called(worker, case):
-    function, reason = FAILURES[case]
-    failure = outcome_of(worker, function)
+    called, reason = FAILURES[case]
+    failure = outcome_of(worker, *called)
     assert isinstance(failure, Failure)
     assert re.fullmatch(reason, failure.reason)
     assert failure.refusal is None

@@ -18,8 +18,8 @@ import metric
 import schedule_lengths
 import search
 from common import ROWS, read_rows
+from pandas import Series, read_csv
 from pandas import json_normalize as flat
-from pandas import read_csv
 
 from bstune.sweeps.command import command
 from bstune.sweeps.search_benchmark import ratio_after
@@ -27,6 +27,7 @@ from bstune.sweeps.search_benchmark import ratio_after
 NEXT = Path(__file__).parents[2]
 # Picks that take at most so many times as long are as fast, as in race.py.
 TIE = 1.05
+SHALLUE = ("algorithms", "data", "widths", "regularisation", "workloads")
 # Where the recorded runs have the slope -1/2.
 TRUTHS = {"mnist_mlp": 209, "digits": 58}
 
@@ -135,7 +136,7 @@ def of_studies(table):
 
 def studies(name):
     """A figure of a sweep of studies, whose table is recorded."""
-    path = f"sweeps/recorded/{name}.csv"
+    path = f"sweeps/recorded/shallue_{name}.csv"
     return "{}", path, lambda rows: [[text] for text in of_studies(read_csv(NEXT / path))]
 
 
@@ -168,13 +169,35 @@ def beside_others(rows):
         yield objective, *medians
 
 
+def by(index, columns, values, kind="median"):
+    """For each index its median of each column, or another ``kind`` of summary."""
+    return lambda rows: flat(rows).pivot_table(values, index, columns, kind).itertuples()
+
+
+def raced(rows):
+    """Each project with the seconds of the baseline and the picks, busy and quiet."""
+    races = flat(rows).set_index(["project", "load"])
+    seconds = [f"plain.{name}.seconds" for name in ("baseline", "bstune", "tpe", "old")]
+    return races[seconds].unstack().itertuples()
+
+
+def claimed(rows):
+    """How many intervals hold the plain runs' value, read at bstune's evaluations and at all."""
+    holds = []
+    for name in ("speedup", "other.seconds", "baseline.seconds"):
+        holds += [*flat(rows)[f"claims.{name}.holds"].apply(Series).sum()]
+    return [holds]
+
+
+def killed(rows):
+    """Sums for each number of processes."""
+    kinds = flat(rows).assign(studies=1).groupby(["workers", "failed"], dropna=False)
+    return kinds[["kills", "studies", "records", "lost", "doubled"]].sum().to_numpy()
+
+
 FIGURES = {
     "sweeps/README.md": [
-        studies("shallue_algorithms"),
-        studies("shallue_data"),
-        studies("shallue_widths"),
-        studies("shallue_regularisation"),
-        studies("shallue_workloads"),
+        *map(studies, SHALLUE),
         ("{} {} ({} to {})", "sweeps/recorded/losses.csv", best_sizes),
         (
             "off the law by {:.0f}%, perfect scaling in {} and maximal data parallelism in {} of "
@@ -183,9 +206,9 @@ FIGURES = {
             regimes,
         ),
         (
-            "from {:.1%} at the start",
+            "from {0[accuracy]:.1%} at the start",
             "sweeps/recorded/dawnbench_width8.jsonl",
-            lambda rows: [[rows[0]["accuracy"]]],
+            lambda rows: [rows[:1]],
         ),
         (
             "{}: {:.2f} after 10 times, the best of the others {:.2f}; after 40 {:.2f} and {:.2f}",
@@ -231,15 +254,7 @@ FIGURES = {
         (
             "{} kills over {} studies of {} records: {} lost, {} doubled",
             "kills.jsonl",
-            lambda rows: (
-                flat(rows)
-                .assign(studies=1)
-                .groupby(["workers", "failed"], dropna=False)[
-                    ["kills", "studies", "records", "lost", "doubled"]
-                ]
-                .sum()
-                .to_numpy()
-            ),
+            killed,
         ),
         ("{} of {} limits hold", "search_new.jsonl", limits),
         (
@@ -260,13 +275,9 @@ FIGURES = {
         ("| {} | {} | {} |", "further_values.jsonl", further_values.summary),
         ("| {} | {} | {} | {} | {} |", "metric.jsonl", metric.summary),
         (
-            "{:.0f} s: {:.3f} for the best, {:.3f} for the baseline",
+            "{0:.0f} s: {2:.3f} for the best, {1:.3f} for the baseline",
             "shakespeare_budget.jsonl",
-            lambda rows: (
-                flat(rows)
-                .pivot_table("metric", "budget_seconds", "what", "median")[["best", "baseline"]]
-                .itertuples()
-            ),
+            by("budget_seconds", "what", "metric"),
         ),
         (
             "{}",
@@ -276,13 +287,7 @@ FIGURES = {
         (
             "speedups {} ({}), times of the best {} ({}), times of the baseline {} ({})",
             "claims.jsonl",
-            lambda rows: [
-                [
-                    flat(rows)[f"claims.{name}.holds"].str[reading].sum()
-                    for name in ("speedup", "other.seconds", "baseline.seconds")
-                    for reading in (0, 1)
-                ]
-            ],
+            claimed,
         ),
         (
             "{} Switch, {} Not yet",
@@ -299,17 +304,7 @@ FIGURES = {
         (
             "| {} |" + 4 * " {:.3f}, {:.3f} |",
             "race_60s.jsonl",
-            lambda rows: (
-                flat(rows)
-                .pivot(
-                    index="project",
-                    columns="load",
-                    values=[
-                        f"plain.{name}.seconds" for name in ("baseline", "bstune", "tpe", "old")
-                    ],
-                )
-                .itertuples()
-            ),
+            raced,
         ),
         ("than TPE's in {} and {}, than the old one's in {} and {}", "race_60s.jsonl", as_fast),
         (
@@ -320,16 +315,14 @@ FIGURES = {
         (
             "`{}` {:.3f}, {:.3f}, {:.3f}",
             "speed.jsonl",
-            lambda rows: (
-                flat(rows).pivot_table("seconds", "objective", "trials", "median").itertuples()
-            ),
+            by("objective", "trials", "seconds"),
         ),
         ("{} engineers", "readers.jsonl", lambda rows: [[flat(rows).reader.nunique()]]),
         (
             "`{}` {} of {}",
             "critical.jsonl",
             lambda rows: held(
-                flat(rows).assign(truth=[TRUTHS[row["workload"]] for row in rows]),
+                flat([row | {"truth": TRUTHS[row["workload"]]} for row in rows]),
                 "critical.interval",
                 "workload",
             ),
