@@ -145,7 +145,8 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         from bstune.study.folder import read_best
 
         # OmegaConf resolves nothing in it.
-        values["trial"] |= read_best(best_file)
+        own = values.get("trial")
+        values["trial"] = (own if isinstance(own, dict) else {}) | read_best(best_file)
     _check_tunable(config.get("tunable") or OmegaConf.create())
     values["tune"] = _ranges_of_tune(values["tune"], config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
@@ -405,7 +406,8 @@ def _option_values(config: DictConfig) -> dict[str, Any]:
     InputError for an option that is missing; OmegaConf's error for a reference that leads nowhere.
     """
     plain: Any = OmegaConf.to_container(config)
-    absent = [missing(name) for name in _missing_keys(plain, "")]
+    left_out = [name for name in Options.model_fields if name not in plain]
+    absent = [missing(name) for name in (*left_out, *_missing_keys(plain, ""))]
     if absent:
         raise InputError("\n".join(absent))
     # Groups of a project's own, such as paths, stand beside the options.

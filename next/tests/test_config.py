@@ -170,6 +170,7 @@ command | words
 +workload=own +trails=3 | trails, trials
 +workload=own module.depth=3 | +module.depth=VALUE
 +workload=own ~target | target is missing
++workload=own ~objective | objective is missing
 +workload=own batch_size.low=[1,2 | batch_size.low, OPTION=VALUE
 +workload=own +module.token={word | module.token=***
 +workload=own --cfg hydra | cfg, hydra, job
@@ -203,6 +204,9 @@ def test_values_that_no_config_holds(folder, tmp_path):
     (tmp_path / "best.yaml").write_text("trial: {lr: 2001-01-01}")
     with refused("trial.lr, 2001"):
         composed(folder, f"trial={tmp_path}/best.yaml")
+    (tmp_path / "best.yaml").write_text("trial: {batch_size: 8, lr: 0.1, values: null, steps: 3}")
+    with refused("trial.seed"):
+        composed(folder, f"trial={tmp_path}/best.yaml", "trial=3")
 
 
 def test_a_mistake_shows_no_password(folder):

@@ -34,6 +34,7 @@ surge | 256 | [64, 0.1] | 0.0
 sqrt | 0 | [64, 0.1] | null
 sqrt | 256 | [-64, 0.1] | null
 sqrt | 256 | 64 | null
+[sqrt] | 256 | [64, 0.1] | null
 sqrt | [256] | [64, 0.1] | null
 """)
 def test_what_gives_no_rate_is_refused(rule, batch_size, baseline, noise_scale):

@@ -79,7 +79,7 @@ def lr_of(
     Raises:
         InputError: for an unknown rule, a noise scale that is missing, and what is not positive.
     """
-    if rule not in RULES:
+    if not isinstance(rule, str) or rule not in RULES:
         raise InputError(f"scaling must be one of {', '.join(RULES)}, but got {rule!r}")
     if RULES[rule].turns and noise_scale is None:
         raise InputError(
