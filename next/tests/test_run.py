@@ -322,7 +322,8 @@ def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
     deadline = time.monotonic() + 60
     while not (tmp_path / "out/checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.5)
+    # The first trial sleeps for 30 s.
+    time.sleep(2.0)
     os.kill(process.pid, signal.SIGINT)
     began = time.monotonic()
     process.join(30)
