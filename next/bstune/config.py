@@ -336,18 +336,18 @@ def _ranges_of_tune(tune: Any, config: DictConfig) -> Any:
         raise InputError(f"tune={tune}: recorded runs have no further values; leave out tune")
     if not isinstance(tune, list):
         return tune
-    known = config.get("tunable") or {}
+    tunable = config.get("tunable") or {}
     ranges = {}
     for name in tune:
-        if name in OF_EACH_TRIAL:
+        if not isinstance(name, str) or name in OF_EACH_TRIAL:
             # Options refuse it.
             return tune
-        if name not in known:
+        if name not in tunable:
             raise InputError(
-                f"tune must name what tunable has a range for, {', '.join(known) or 'none'}, but "
+                f"tune must name what tunable has a range for, {', '.join(tunable) or 'none'}, but "
                 f"got {name}: give it a range, as tune={{{name}: [LOW, HIGH]}}"
             )
-        ranges[name] = [known[name].get("low"), known[name].get("high")]
+        ranges[name] = [tunable[name].get("low"), tunable[name].get("high")]
     return ranges
 
 

@@ -175,6 +175,7 @@ command | words
 +workload=own +module.token={word | module.token=***
 +workload=own --cfg hydra | cfg, hydra, job
 +workload=own --multirun | --multirun
++workload=own tune=[[a]] | tune, NAME, LOW
 +workload=own --config-dir /nowhere | --config-dir, /nowhere
 +workload=nested | lr.lwo, lr.low
 +workload=node_missing | data._target_ is missing

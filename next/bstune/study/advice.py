@@ -331,7 +331,8 @@ def _warnings_of_b_crit(
 def _evaluation_error(best: Confirmed | None, records: Records) -> float:
     """Relative standard deviation of steps that evaluations leave: the largest median.
 
-    It is that of the search's trials, or of the best's or the baseline's new seeds.
+    It is that of the search's trials, or of the best's or the baseline's new seeds; 0 where none of
+    these has reached the target.
     """
     counted = {record.number for record in records if record.role == "baseline"}
     if best is not None:
@@ -340,7 +341,7 @@ def _evaluation_error(best: Confirmed | None, records: Records) -> float:
     for record in records:
         if record.reached and (record.repeats is None or record.repeats in counted):
             groups[record.repeats].append(record.steps_error)
-    return max(map(statistics.median, groups.values()))
+    return max(map(statistics.median, groups.values()), default=0.0)
 
 
 def off_law(critical: Critical, points: Sequence[CurvePoint]) -> float:
