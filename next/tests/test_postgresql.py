@@ -41,7 +41,7 @@ def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path,
     url = server.new_url()
     name = "replay-fashion_mlp"
     own = ["table=fashion_mlp", f"storage={url}", f"output={tmp_path}/out"]
-    tune = ["+workload=replay", "trials=8", "seeds=2", "mlflow.uri=null", *own]
+    tune = ["+workload=replay", "trials=40", "seeds=2", "mlflow.uri=null", *own]
     join = ["worker", f"study={name}", *own]
     first = started(tmp_path / "first.txt", main, tune)
     study, deadline = None, time.monotonic() + 90
@@ -60,7 +60,7 @@ def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path,
     assert "Traceback" not in capsys.readouterr().err
     server.start()
     # One that has ended is dead for the other once it is waited for.
-    while first.is_alive() or second.is_alive():
+    while any([first.is_alive(), second.is_alive()]):
         time.sleep(0.05)
     # What the restart has cut in the middle ends with one line, and the command goes on.
     for process, command in ((second, join), (first, tune)):
