@@ -8,7 +8,6 @@ import signal
 import sys
 import textwrap
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -16,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bstune import __version__
-from bstune.core.errors import BstuneError, InputError, Interrupted
+from bstune.core.errors import BstuneError, InputError, Interrupted, print_error
 from bstune.system.interruption import interruptible
-from bstune.system.secrets import hide_in_error
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
@@ -234,10 +232,7 @@ def run(verb: str, arguments: Sequence[str]) -> int:
                 return run_many(verb, [one for one in arguments if one not in MANY])
             return VERBS[verb](arguments)
     except (BstuneError, Interrupted) as error:
-        if "debug=true" in arguments:
-            print(hide_in_error(traceback.format_exc()), file=sys.stderr)
-        print(error, file=sys.stderr)
-        return error.exit_status
+        return print_error(error, with_traceback="debug=true" in arguments)
 
 
 def run_many(verb: str, arguments: Sequence[str]) -> int:

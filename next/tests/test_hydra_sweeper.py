@@ -251,3 +251,11 @@ def test_three_failures_in_a_row_end_it_with_the_users_own_error(tmp_path):
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert "multirun.yaml" in [path.name for path in files]
     assert not [path for path in files if b"hunter2" in path.read_bytes()]
+
+
+def test_ctrl_c_ends_it_with_one_line(tmp_path):
+    folder = application(tmp_path, "hydra_number")
+    words = ["hydra/sweeper=bstune", "hydra.sweeper.n_jobs=1", "fault=interrupt", *HERE]
+    status, printed, jobs = run(folder, *words)
+    assert (status, jobs) == (130, 1)
+    assert "Traceback" not in printed

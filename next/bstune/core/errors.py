@@ -1,7 +1,10 @@
 """The few named exceptions; the command line turns each into one line and an exit status."""
 
+import sys
+import traceback
+
 from bstune.system.console import plain
-from bstune.system.secrets import hide_in_text
+from bstune.system.secrets import hide_in_error, hide_in_text
 
 
 class BstuneError(Exception):
@@ -37,3 +40,11 @@ class Interrupted(BaseException):
     """
 
     exit_status = 130
+
+
+def print_error(error: BstuneError | Interrupted, with_traceback: bool) -> int:
+    """Print the line of an error that is being handled, below its traceback; its exit status."""
+    if with_traceback:
+        print(hide_in_error(traceback.format_exc()), file=sys.stderr)
+    print(error, file=sys.stderr)
+    return error.exit_status

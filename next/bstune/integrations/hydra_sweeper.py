@@ -2,7 +2,6 @@
 
 import math
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -14,7 +13,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from omegaconf import OmegaConf
 
-from bstune.core.errors import BstuneError, InputError
+from bstune.core.errors import BstuneError, InputError, Interrupted, print_error
 from bstune.core.question import Question
 from bstune.integrations.hydra_params import Application, options_by_our_names, read_sweep
 from bstune.options import Options
@@ -25,7 +24,7 @@ from bstune.study.commands import Commands, application_command
 from bstune.study.loop import AskedTrial
 from bstune.system.files import write_text
 from bstune.system.interruption import interruptible
-from bstune.system.secrets import hide, hide_in_error
+from bstune.system.secrets import hide
 from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
@@ -45,11 +44,8 @@ def sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     try:
         with interruptible():
             _run_sweep(sweeper, arguments)
-    except BstuneError as error:
-        if sweeper.given.get("debug"):
-            print(hide_in_error(traceback.format_exc()), file=sys.stderr)
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_status)
+    except (BstuneError, Interrupted) as error:
+        sys.exit(print_error(error, with_traceback=bool(sweeper.given.get("debug"))))
 
 
 def _run_sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:

@@ -15,6 +15,10 @@ def main(cfg):
         sys.exit(3)
     if cfg.fault == "raise":
         raise ValueError("no such column")
+    if cfg.fault == "interrupt":
+        from signal import SIGINT, raise_signal
+
+        raise_signal(SIGINT)
     if cfg.fault == "nothing":
         return None
     if lr > 0.3:
