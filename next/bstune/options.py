@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from bstune.core import records
 from bstune.core.errors import InputError
 from bstune.core.question import Objective
 from bstune.core.records import Budget, Frozen, Target
@@ -102,7 +103,7 @@ def _check_tracking_uri(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_refuse_bool_and_text), Field(ge=1, lt=2**63)]
+Count = Annotated[records.Count, BeforeValidator(_refuse_bool_and_text)]
 Seed = Annotated[int, BeforeValidator(_refuse_bool_and_text), Field(ge=0, lt=2**32)]
 Positive = Annotated[float, BeforeValidator(_refuse_bool_and_text), Field(gt=0)]
 Flag = Annotated[bool, Strict()]

@@ -348,18 +348,17 @@ def _compare_metrics(plan: Plan, records: Records) -> Compared:
     field = field_of(plan, records)
     # A run that a time limit stopped tells nothing of its budget's end.
     whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
-    compared = _runs_on_common_seeds(whole, field)
-    other_metrics, baseline_metrics = (_runs_by_metric(runs, target) for _, runs in compared)
+    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(whole, field)
+    other_metrics = _runs_by_metric(other_runs, target)
+    baseline_metrics = _runs_by_metric(baseline_runs, target)
     values_by_configuration = [
         [run.value for run in metrics if run.reached]
         for metrics in (other_metrics, baseline_metrics)
     ]
     deviation = pooled_deviation(values_by_configuration, expected=0.0, degrees=0)
-    other, baseline = (
-        _with_metric(plan, records, field, record, runs, deviation) for record, runs in compared
-    )
+    other = _with_metric(plan, records, field, of_other, other_runs, deviation)
+    baseline = _with_metric(plan, records, field, of_baseline, baseline_runs, deviation)
     improvement = None
-    (_, other_runs), (_, baseline_runs) = compared
     if other_metrics and baseline_metrics and _share_seeds(other_runs, baseline_runs):
         improvement = improvement_of(other_metrics, baseline_metrics, deviation)
     return other, baseline, improvement

@@ -34,7 +34,8 @@ _USER = rf"(?:{_REFERENCE}|[^\s:/?#@\"'<>])"
 # user:password@ after a scheme. A password may hold @ and /, so it ends at the last @; digits
 # before / are the port of a URL without a user.
 _PASSWORD = re.compile(
-    rf"(?P<user>\b[a-z][\w+.-]{{0,30}}:/{{1,2}}{_USER}*+:)(?!{_REFERENCE}@|\d+[/?#])[^\s\"'<>]+(?=@)",
+    rf"(?P<user>\b[a-z][\w+.-]{{0,30}}:/{{1,2}}{_USER}*+:)"
+    rf"(?!{_REFERENCE}@|\d+[/?#])[^\s\"'<>]+(?=@)",
     re.IGNORECASE,
 )
 _WEB_TOKEN = re.compile(
