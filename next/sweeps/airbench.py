@@ -264,7 +264,7 @@ def train(trial: Trial, recipe: Recipe, network: "CifarNet", data: Split) -> flo
             continue
         clock.stop(step - trial.steps)
         began = time.perf_counter()
-        error = test_error(network, data, recipe)
+        error = error_on_test(network, data, recipe)
         evaluation = time.perf_counter() - began
         if not trial.report(step, error, clock.seconds):
             break
@@ -420,14 +420,14 @@ def batches(data: Split, batch_size: int, recipe: Recipe) -> Iterator[tuple[Tens
 
 
 @torch.no_grad()
-def test_error(network: CifarNet, data: Split, recipe: Recipe) -> float:
+def error_on_test(network: CifarNet, data: Split, recipe: Recipe) -> float:
     """Compute the error on the test images.
 
     The logits of the unsure ones are a weighted sum over views: of the image, of the image moved by
     a pixel down and to the right, and up and to the left, and of the mirror images of these.
     """
 
-    def views(images: Tensor) -> Tensor:
+    def logits_of_views(images: Tensor) -> Tensor:
         padded = functional.pad(images, [1] * 4, mode="reflect")
         of_views = (images, padded[..., :-2, :-2], padded[..., 2:, 2:])
         unmoved, *moved = (network(view) + network(view.flip(-1)) for view in of_views)
@@ -436,11 +436,12 @@ def test_error(network: CifarNet, data: Split, recipe: Recipe) -> float:
     network.eval()
     test_images, labels = data.validation.tensors
     images = normalised(test_images, data)
-    first = views if recipe.unsure == 1.0 else network
+    first = logits_of_views if recipe.unsure == 1.0 else network
     logits = torch.cat([first(part) for part in torch.split(images, EVALUATED)])
     if recipe.unsure < 1.0:
         confidence = logits.float().softmax(dim=1).amax(dim=1)
-        unsure = confidence.topk(int(recipe.unsure * len(images)), largest=False).indices
-        logits[unsure] = torch.cat([views(part) for part in torch.split(images[unsure], EVALUATED)])
+        least_sure = confidence.topk(int(recipe.unsure * len(images)), largest=False).indices
+        parts = torch.split(images[least_sure], EVALUATED)
+        logits[least_sure] = torch.cat([logits_of_views(part) for part in parts])
     network.train()
     return float((logits.argmax(dim=1) != labels).sum()) / len(labels)

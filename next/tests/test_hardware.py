@@ -13,7 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from bstune.core.errors import InputError, UserCodeError
 from bstune.hardware.memory import Probe, available_bytes, find_largest_fit
 from bstune.hardware.roofline import Line, Padding, Roofline, advice
-from bstune.hardware.survey import Survey, cached_survey, code_of, ladder_of, survey, survey_key
+from bstune.hardware.survey import (
+    Survey,
+    cached_survey,
+    code_and_layers,
+    ladder_of,
+    survey,
+    survey_key,
+)
 from bstune.hardware.timing import StepCost, Traffic, choose_threads, paddings, probe_memory
 from bstune.recipe.recipe import Recipe
 from bstune.system.files import write_text
@@ -224,7 +231,7 @@ def test_what_is_kept(tmp_path, monkeypatch, first, refresh, is_kept):
 
 
 def test_a_survey_is_of_one_code_and_one_recipe():
-    plain, halves = (code_of(recipe(module), 16, 0.1, 100) for module in (Model, Halves))
+    plain, halves = (code_and_layers(recipe(module), 16, 0.1, 100) for module in (Model, Halves))
     assert "pairs are needed" in halves
     assert "pairs are needed" not in plain
     double = Recipe(module=Model, data=Data, precision="64-true")

@@ -34,7 +34,7 @@ def test_each_image_is_a_crop_of_it(padding, cutout):
 def test_parts_are_normalised_and_augmented_where_trained_on():
     pixels = torch.randint(256, (40, 3, 6, 6), dtype=torch.uint8)
     # A label is the image's place.
-    images = LabelledImages(pixels, torch.arange(40), 255, (pixels[:7], torch.arange(100, 107)))
+    images = LabelledImages(pixels, torch.arange(40), (pixels[:7], torch.arange(100, 107)))
     data = ImageData(images, 5, 8, 8, test=2, augment=lambda part: part + 100.0)
     data.trainer = Trainer(accelerator="cpu", **QUIET)
     data.setup("fit")

@@ -56,7 +56,7 @@ def coloured(root):
     labels = torch.arange(1024) % 10
     shades = 25 * labels.view(-1, 1, 1, 1) + torch.randint(25, (1024, 3, 32, 32))
     images = shades.to(torch.uint8)
-    return LabelledImages(images, labels, 255, (images[:200], labels[:200]))
+    return LabelledImages(images, labels, (images[:200], labels[:200]))
 
 
 def test_all_tricks_at_once(tmp_path):

@@ -390,7 +390,7 @@ def survey_key(
     """A name that changes with all that a survey depends on.
 
     Args:
-        code: of :func:`code_of`.
+        code: of :func:`code_and_layers`.
         recipe: whose plain settings count.
         settings: of the workload, as JSON.
         machine: device and versions.
@@ -409,10 +409,10 @@ def survey_key(
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def code_of(recipe: Recipe, batch_size: int, lr: float, steps: int) -> str:
-    """The source of a module's and its data's own classes, and the module's layers.
+def code_and_layers(recipe: Recipe, batch_size: int, lr: float, steps: int) -> str:
+    """The user's source files that a module's and its data's classes are in, and its layers.
 
-    It is called in the worker, as it builds them.
+    It is called in the worker, which builds both at the baseline's batch size and rate.
     """
     from bstune.hardware.timing import settings_at
 
@@ -420,15 +420,17 @@ def code_of(recipe: Recipe, batch_size: int, lr: float, steps: int) -> str:
     module: Any = recipe.module(trial)
     parts = [repr(module)]
     parts += [f"{name} {tuple(value.shape)}" for name, value in module.named_parameters()]
-    objects = [*module.modules(), recipe.data(trial)]
+    data = recipe.data(trial)
+    loaders = data if isinstance(data, tuple) else ()
+    datasets = [getattr(loader, "dataset", None) for loader in loaders]
+    objects = (*module.modules(), data, *datasets)
     files = set()
-    for kind in {base for part in objects for base in type(part).__mro__}:
-        try:
-            files.add(inspect.getsourcefile(kind) or "")
-        # Classes of Python itself, and those of an interactive session.
-        except (TypeError, OSError):
-            continue
+    for kind in {base for one in objects for base in type(one).__mro__}:
+        # A class of the script itself knows no file here, but its methods do.
+        methods = filter(inspect.isfunction, vars(kind).values())
+        files |= {method.__code__.co_filename for method in methods}
     for file in sorted(files):
-        if file and is_users(file):
+        # Cells of a notebook are no files.
+        if is_users(file) and Path(file).is_file():
             parts.append(Path(file).read_text())
     return "\n".join(parts)

@@ -170,7 +170,7 @@ def _without_left_out(node: Any) -> Any:
 
 
 def build(
-    parts: Mapping[str, Any], keys: Keys, key: str, rates: Sequence[str], trial: TrialSettings
+    parts: Mapping[str, Any], keys: Keys, key: str, rate_names: Sequence[str], trial: TrialSettings
 ) -> Any:
     """Instantiate a node for a trial; ``device`` is cpu or cuda by then.
 
@@ -180,8 +180,8 @@ def build(
         parts: the config.
         keys: of further values.
         key: of the node.
-        rates: names, of which one has to be an argument and gets the trial's rate; none: the config
-            says where it goes.
+        rate_names: one has to be an argument, and gets the trial's rate; none: the config says
+            where the rate goes.
         trial: whose values are given.
 
     Raises:
@@ -191,10 +191,11 @@ def build(
     if key in PARTIAL:
         node["_partial_"] = True
     try:
-        if rates and trial.lr is not None:
+        if rate_names and trial.lr is not None:
             partly = {**node, "_partial_": True}
-            function = hydra.utils.instantiate(partly, _convert_="all", **ALLOWED).func
-            node[_rate_argument(function, rates)] = trial.lr
+            alone = {"_recursive_": False, **ALLOWED}
+            function = hydra.utils.instantiate(partly, **alone).func
+            node[_rate_argument(function, rate_names)] = trial.lr
         return hydra.utils.instantiate(node, _convert_="all", **ALLOWED)
     except InstantiationException as error:
         cause = error.__cause__

@@ -293,8 +293,8 @@ def _speedup_end(value: float) -> str:
     return console.number(value, 4) if text == "1" else text
 
 
-def _row_time(result: StudyResult) -> str | None:
-    """Write what the runs took, and what is faster in seconds."""
+def _row_runs(result: StudyResult) -> str | None:
+    """Write what the runs took, and what is predicted to be faster than the best in seconds."""
     text = _runs_text(result)
     faster = result.faster
     if text is None or faster is None:
@@ -503,7 +503,7 @@ WORDINGS: dict[Objective, Wording] = {
     "time": Wording(
         rows={
             "Best": _row_best,
-            "Time": _row_time,
+            "Time": _row_runs,
             "Easier": _row_easier,
             "Also good": _row_also_good,
             "Scaling": _row_scaling,
@@ -516,7 +516,7 @@ WORDINGS: dict[Objective, Wording] = {
     "steps": Wording(
         rows={
             "Best": _row_best,
-            "Steps": _row_time,
+            "Steps": _row_runs,
             "Easier": _row_easier,
             "Also good": _row_also_good,
             "Scaling": _row_scaling,

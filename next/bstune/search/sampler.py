@@ -204,7 +204,7 @@ def record_of(trial: FrozenTrial, question: Question) -> Record | None:
     elif not all(math.isfinite(value) for _, value in history):
         status = "diverged"
     elif steps >= spec.max_steps:
-        status = "missed"
+        status = "finished" if question.seeks_metric else "missed"
     return Record(
         **spec.model_dump(),
         status=status,

@@ -11,7 +11,7 @@ from bstune.core.records import Frozen
 from bstune.hardware.survey import (
     Survey,
     cached_survey,
-    code_of,
+    code_and_layers,
     survey,
     survey_key,
 )
@@ -170,7 +170,7 @@ def kept_or_new_survey(
     baseline = round(size), lr
     # Where a schedule ends changes neither memory nor step times.
     steps = options.budget.last_step(size) if options.budget_is_in_steps else STEPS
-    code = value_of(call(worker, code_of, recipe, *baseline, steps, limit=patience))
+    code = value_of(call(worker, code_and_layers, recipe, *baseline, steps, limit=patience))
     measured = (space.low, space.high, baseline, options.memory_limit)
     key = survey_key(code, recipe, settings, machine.model_dump(), measured)
     return cached_survey(

@@ -165,7 +165,7 @@ def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...
     if question.schedule_ends or question.seeks_metric or len(records) > MOST_TRIALS:
         return ()
     found = []
-    for target in easier_targets(question.target, records):
+    for target in targets_on_the_way(question.target, records):
         asked = replace(question, target=target)
         again = records_ended_by(asked, records)
         posterior = answer_posterior(replace(plan, question=asked), again, DRAWS, MOVES)
@@ -174,15 +174,18 @@ def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...
     return tuple(found)
 
 
-def easier_targets(target: Target, records: Records) -> list[Target]:
-    """Easier targets, the easiest first, evenly spaced in the log excess of search/histories."""
+def targets_on_the_way(target: Target, records: Records) -> list[Target]:
+    """Targets that trials met early on the way, the easiest first.
+
+    They are evenly spaced in the log excess of search/histories.
+    """
     chains = last_of_chains(records)
     scale = excess_scale(target, chains)
     early = []
     for chain in chains:
         log_steps, log_excess = log_curve(chain, target, scale).T
         before = log_excess[log_steps <= math.log(max(EARLY * chain.steps, 1.0))]
-        if chain.reached and len(before):
+        if chain.reached and len(before) and before[-1] > 0.0:
             early.append(float(before[-1]))
     targets = []
     for place in range(TARGETS, 0, -1):

@@ -308,7 +308,10 @@ class TrialStream:
         """Do nothing: a stream is put at its place before it begins."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Give a pass, the first one from where a resumed training was."""
+        """Give a pass, the first one from where a resumed training was.
+
+        At a pass's end that is an empty one: Lightning ends the old epoch with it.
+        """
         while True:
             for batch in self._pass():
                 if self._left_out == 0:

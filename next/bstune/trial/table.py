@@ -215,7 +215,7 @@ def find_table(name: str) -> Table:
     index = read_yaml(SHIPPED / "tables.yaml")
     if name in index:
         return Table.read(SHIPPED / f"{name}.jsonl", Target.parse(index[name]))
-    # What names no home and no file is none.
+    # os.path leaves a ~name that is no home as it is; then it is no file.
     path = Path(os.path.expanduser(name))
     if not os.path.isfile(path):
         raise InputError(

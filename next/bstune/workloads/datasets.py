@@ -124,13 +124,11 @@ class LabelledImages:
     Args:
         images: uint8 (n, channels, height, width), to train on.
         labels: int64 (n,).
-        white: the largest value that a pixel can have.
         test: images and labels to test on; empty where no workload takes them.
     """
 
     images: Tensor
     labels: Tensor
-    white: int
     test: tuple[Tensor, ...] = ()
 
 
@@ -142,7 +140,7 @@ def load_digits() -> LabelledImages:
 
     digits = load()
     images = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
-    return LabelledImages(images, torch.from_numpy(digits.target.astype(np.int64)), white=16)
+    return LabelledImages(images, torch.from_numpy(digits.target.astype(np.int64)))
 
 
 @lru_cache
@@ -173,7 +171,7 @@ def _load_idx(source: Source, root: str) -> LabelledImages:
     labels = np.frombuffer(read_file(source, TRAIN_LABELS, root), np.uint8)
     images = torch.tensor(pixels[IDX_IMAGES_HEADER_BYTES:]).view(-1, 1, 28, 28)
     labels = labels[IDX_LABELS_HEADER_BYTES:].astype(np.int64)
-    return LabelledImages(images, torch.from_numpy(labels), white=255)
+    return LabelledImages(images, torch.from_numpy(labels))
 
 
 @lru_cache
@@ -185,7 +183,7 @@ def load_cifar10(root: str) -> LabelledImages:
     files = {name: read_file(CIFAR10, name, root) for name in CIFAR10.sha256}
     test = _cifar_records(files.pop(CIFAR_TEST))
     images, labels = _cifar_records(b"".join(files.values()))
-    return LabelledImages(images, labels, white=255, test=test)
+    return LabelledImages(images, labels, test=test)
 
 
 def _cifar_records(data: bytes) -> tuple[Tensor, Tensor]:

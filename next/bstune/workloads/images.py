@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from bstune.core.errors import InputError
 from bstune.workloads.batches import Batch, WholeBatches, as_it_is
 from bstune.workloads.datasets import LabelledImages
 
@@ -106,13 +107,21 @@ def split_images(
         test: how many more are held out; the others are trained on.
         seed: of the draw.
         train_examples: how many of these are trained on; None: all.
+
+    Raises:
+        InputError: nothing is left to train on.
     """
     held_out = 0 if validation == "test" else validation
     # numpy never changes RandomState's streams (NEP 19).
     order = np.random.RandomState(seed).permutation(len(images.labels))
     for_validation, for_training = order[:held_out], order[held_out + test :]
+    if not len(for_training):
+        raise InputError(
+            f"data.validation and data.test must leave images to train on, but got {validation} "
+            f"and {test} of {len(order):,}"
+        )
     # A smaller set is normalised alike.
-    scale, shift = normalisation(images.images[for_training], images.white)
+    scale, shift = normalisation(images.images[for_training])
     of_train = for_training[:train_examples]
     train = WholeBatches(images.images[of_train], images.labels[of_train])
     measured = WholeBatches(images.images[for_validation], images.labels[for_validation])
@@ -131,12 +140,11 @@ def on_device(split: Split, device: torch.device) -> Split:
     return Split(train, validation, split.scale.to(device), split.shift.to(device))
 
 
-def normalisation(images: Tensor, white: int) -> tuple[Tensor, Tensor]:
+def normalisation(images: Tensor) -> tuple[Tensor, Tensor]:
     """Compute scale and shift, each (channels, 1, 1), that give pixels mean 0 and deviation 1.
 
     Args:
         images: uint8 (n, channels, height, width).
-        white: the largest value that a pixel can have.
     """
     scales = []
     shifts = []
@@ -147,9 +155,9 @@ def normalisation(images: Tensor, white: int) -> tuple[Tensor, Tensor]:
         n = int(counts.sum())
         total = int(counts @ values)
         squares = int(counts @ values**2)
-        mean = total / n / white
-        std = math.sqrt(n * squares - total**2) / n / white
-        scales.append(1 / (white * std))
+        mean = total / n
+        std = math.sqrt(n * squares - total**2) / n
+        scales.append(1 / std)
         shifts.append(-mean / std)
     return torch.tensor(scales).view(-1, 1, 1), torch.tensor(shifts).view(-1, 1, 1)
 

@@ -97,7 +97,7 @@ def whitening_filters(images: Tensor, kernel_size: int, eps: float) -> Tensor:
 @lru_cache
 def whitening(data: LabelledImages, images: int, kernel_size: int, eps: float) -> Tensor:
     """Compute :func:`whitening_filters` of the first training images, once a process."""
-    scale, shift = normalisation(data.images, data.white)
+    scale, shift = normalisation(data.images)
     return whitening_filters(data.images[:images] * scale + shift, kernel_size, eps)
 
 
