@@ -173,9 +173,12 @@ def by(index, columns, values):
 
 
 def raced(rows):
-    """Each project with the seconds of the baseline and the picks: two seeds busy, two quiet."""
-    seconds = [f"plain.{name}.seconds" for name in ("baseline", "bstune", "tpe")]
-    return flat(rows).pivot_table(seconds, "project", ["load", "seed"]).itertuples()
+    """Each project with the picks' speedups over the baseline: two seeds busy, then two quiet."""
+    races = flat(rows)
+    for name in ("bstune", "tpe"):
+        races[name] = races["plain.baseline.seconds"] / races[f"plain.{name}.seconds"]
+    table = races.pivot(index="project", columns=["load", "seed"], values=["bstune", "tpe"])
+    return table.sort_index(axis=1).itertuples()
 
 
 def claimed(rows):
@@ -299,7 +302,7 @@ FIGURES = {
             ],
         ),
         (
-            "| {} |" + 3 * " {:.3f}, {:.3f}; {:.3f}, {:.3f} |",
+            "| {} |" + 2 * " {:.1f}, {:.1f}; {:.1f}, {:.1f} |",
             "race.jsonl",
             raced,
         ),
