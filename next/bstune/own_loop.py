@@ -101,16 +101,16 @@ class Study:
 
     @property
     def result(self) -> Result:
-        """The answer; while the study runs, what its trials say so far.
+        """The answer for the target given here; while the study runs, what its trials say so far.
 
         Raises:
-            InputError: it has no trial yet.
+            InputError: it has no trial yet, or its trials do not tell of that target.
         """
         if not StudyFolder(self._folder).trials.exists():
             raise InputError(
                 f"{self._name} has no finished trial yet: `for trial in study` trains them"
             )
-        return ask_again(self._folder, {})
+        return ask_again(self._folder, {"target": str(self._options.target)})
 
     def __iter__(self) -> Iterator[Trial]:
         """Yield trials until the answer is settled; asking for the next keeps the last's record."""

@@ -212,7 +212,8 @@ def compare(
         The comparison; ``print(comparison)`` shows its table.
 
     Raises:
-        InputError: a folder has no study, or they have two metrics or no sizes.
+        InputError: a folder has no study, a study is given twice, or they cannot be compared, as by
+            :func:`bstune.report.compare.compare_results`.
     """
     if isinstance(studies, str) or not isinstance(studies, Sequence):
         raise InputError(f"compare takes a list of studies, but got {studies!r:.100}")
@@ -222,4 +223,7 @@ def compare(
     names = [result.study for result in results]
     if len(set(names)) < len(names):
         names = [str(result.folder) for result in results]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InputError(f"compare takes each study once, but got {twice[0]} twice")
     return compare_results(dict(zip(names, results, strict=True)), over, values)

@@ -54,6 +54,8 @@ def run(
 ) -> tuple[DataFrame, Figure]:
     """Train each rung on each seed, as a study trains its trials.
 
+    A training that fails ends the sweep; once it is mended, the same command goes on from there.
+
     Args:
         output: folder of the rows.
         rungs: from the first to the last.
@@ -64,11 +66,16 @@ def run(
         options: further ones of the command line, such as ``precision=16-mixed``.
 
     Returns:
-        A row a version, with means over seeds: accuracy at the end and seconds of training; and the
-        median of the seconds to the first evaluation at 94%, infinite where half of them miss it.
+        A row a version: how many of its seeds diverged; of the others the mean accuracy at the end,
+        as a share, and the mean seconds of training, both NaN where all seeds diverged, as seconds
+        are in runs too short to be timed; and the median over all seeds of the seconds to the first
+        evaluation at 94%, infinite where half of them miss it.
+
+    Raises:
+        BstuneError: as by :func:`bstune.sweeps.studies.train`.
     """
     examples = train_examples or EXAMPLES
-    of_ladder = dict(zip(rungs, accumulate(rung.set for rung in rungs), strict=True))
+    options_up_to = dict(zip(rungs, accumulate(rung.set for rung in rungs), strict=True))
 
     def trained(unit: Unit) -> dict[str, Any]:
         rung = next(rung for rung in rungs if rung.name == unit["rung"])
@@ -82,7 +89,7 @@ def run(
             f"trial.lr={rung.lr}",
             f"trial.steps={steps}",
             f"trial.seed={unit['seed']}",
-            *of_ladder[rung],
+            *options_up_to[rung],
             *options,
         ]
         record = train(arguments)
@@ -91,8 +98,9 @@ def run(
         hits = [step for step, error in record.finite_history if error <= GOAL]
         return {
             "steps": steps,
+            # NaN: it diverged.
             "accuracy": 1.0 - record.finite_values[-1] if has_ended else math.nan,
-            "seconds": step_time * record.steps,
+            "seconds": step_time * steps if has_ended else math.nan,
             "to_94": step_time * hits[0] if hits else math.inf,
         }
 
@@ -108,9 +116,10 @@ def run(
         "versions": [[rung.name, rung.epochs, rung.lr, *rung.set] for rung in rungs],
     }
     rows = measure_units(output / "rows.jsonl", settings, units, trained)
-    of_version = rows.groupby("rung", sort=False)
-    table = of_version[["steps", "accuracy", "seconds"]].mean()
-    table["to_94"] = of_version["to_94"].median()
+    by_rung = rows.groupby("rung", sort=False)
+    table = by_rung[["steps", "accuracy", "seconds"]].mean()
+    table["diverged"] = seeds - by_rung["accuracy"].count()
+    table["to_94"] = by_rung["to_94"].median()
     table["source_accuracy"] = [rung.accuracy for rung in rungs]
     table["source_seconds"] = [rung.seconds for rung in rungs]
     figure = Figure(figsize=(11.0, 5.0), layout="constrained")

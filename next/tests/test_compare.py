@@ -72,6 +72,7 @@ def test_ratios_and_differences():
     [
         (None, None, None),
         (a_study(50, metric="val/error"), None, None),
+        (a_study(60, target=Target("val/loss", None, "min"), objective="metric"), None, None),
         (a_study(60), "parameters", None),
         # A line needs three.
         (a_study(60), "width", {"a": 1.0, "b": 2.0}),
@@ -110,6 +111,8 @@ def test_the_verb_and_the_call(tmp_path, capsys):
     assert main(["compare", *folders, "--json", "--output", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert text.strip() == bstune.compare(folders).model_dump_json(indent=1)
+    with refused("a, twice"):
+        bstune.compare([*folders, folders[0]])
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"compare.json", "compare.png", "compare.html"}
     assert main(["compare", *folders, "--over"]) == 2

@@ -1,6 +1,7 @@
 """Memory, step times and the roofline: closed forms, NVIDIA's figures, and a real survey."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -21,7 +22,14 @@ from bstune.hardware.survey import (
     survey,
     survey_key,
 )
-from bstune.hardware.timing import StepCost, Traffic, choose_threads, paddings, probe_memory
+from bstune.hardware.timing import (
+    StepCost,
+    Traffic,
+    choose_threads,
+    measure_roofline,
+    paddings,
+    probe_memory,
+)
 from bstune.recipe.recipe import Recipe
 from bstune.system.files import write_text
 from bstune.trial.worker import Worker, call, value_of
@@ -112,10 +120,10 @@ def test_bytes_of_operations():
 def test_flops_of_a_grouped_convolution():
     layer = nn.Conv2d(8, 16, 3, padding=1, groups=2, bias=False)
     cost = StepCost()
-    with cost.flops:
+    with cost.flop_counter:
         layer(torch.ones(2, 8, 6, 5, requires_grad=True)).sum().backward()
     # Forward and twice backward; each output sees 4 inputs of 3 x 3.
-    assert cost.flops.get_total_flops() == 3 * (2 * 2 * 16 * 6 * 5 * 4 * 9)
+    assert cost.flop_counter.get_total_flops() == 3 * (2 * 2 * 16 * 6 * 5 * 4 * 9)
 
 
 def roofline(peak=100.0, bandwidth=10.0, **changes):
@@ -186,6 +194,12 @@ def recipe(module):
     """All measurements get the same data, as those that are given as an object."""
     data = Data()
     return Recipe(lambda trial: module(trial.lr), lambda trial: data, device="cpu", threads=1)
+
+
+def test_the_flops_of_micro_batches_add_up():
+    found = measure_roofline(replace(recipe(Model), micro_batch_size=6), (8, 16), (16, 0.1), 100)
+    # 10 products an example, forward and for the weights' gradient.
+    assert (found.flops.constant, found.flops.per_example) == pytest.approx((0.0, 40.0))
 
 
 def test_a_survey_within_a_memory_limit(tmp_path):

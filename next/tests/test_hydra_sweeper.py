@@ -128,6 +128,8 @@ SIZE RATE | save_to: nothing | 'nothing'
 SIZE RATE seed=1,2 | - | seed
 SIZE lr=interval( | - | hydra.sweeper.params
 SIZE RATE | search_space: {lr: {}} | search_space
+SIZE RATE +net.depth=range(2,8) | baseline: {lr: 0.5} | baseline, 0.5, net.depth
+SIZE RATE | baseline: {lr: fast} | baseline, 'fast', lr
 """,
     str,
 )

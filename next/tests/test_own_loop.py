@@ -83,6 +83,7 @@ def test_a_study_that_is_left_goes_on_as_if_it_had_not(finished, tmp_path):
         # Nothing is left of a study that was left in its first trial.
         assert (tmp_path / "out").exists() == (after > 0)
     assert own.result.trials == 4
+    assert str(study(tmp_path, target="val/loss <= 0.2").result.target) == "val/loss <= 0.2"
     assert came(train_all(study(tmp_path))) == came(finished)
 
 

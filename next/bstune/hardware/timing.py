@@ -205,13 +205,16 @@ def probe_memory(
         _fit_until_enough(recipe, settings_at(batch_size, baseline, steps), timer)
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        refused = "" if is_out_of_memory(error) else _refusal(error)
+        refused = "" if is_out_of_memory(error) else _refusal_or_raise(error)
         return Probe(False, peak(), limit, start, refused=refused)
     return Probe(peak() <= limit, peak(), limit, start, timer.seconds_per_step)
 
 
-def _refusal(error: BaseException) -> str:
-    """Say why a batch size was refused; what no batch size would mend is raised."""
+def _refusal_or_raise(error: BaseException) -> str:
+    """Say in one line why a batch size was refused.
+
+    Any other BstuneError is raised: no batch size would mend it.
+    """
     if isinstance(error, BatchSizeRefused):
         return str(error)
     if isinstance(error, BstuneError):
@@ -236,6 +239,16 @@ def time_sizes(
     """Choose torch's threads, then time steps at each batch size in shuffled visits.
 
     So a machine that slows down slows all sizes alike. A visit that would end too late is left out.
+
+    Args:
+        recipe: what is trained; its threads are chosen where they are None, on a CPU.
+        sizes: batch sizes.
+        baseline: batch size and rate that train.
+        steps: of a trial, where a schedule ends.
+        seconds: that it may take.
+
+    Raises:
+        BstuneError: what no batch size would mend.
     """
     began = time.perf_counter()
     refused: dict[int, str] = {}
@@ -243,7 +256,7 @@ def time_sizes(
     costs: dict[int, float] = {}
 
     def visit(size: int, threads: int | None) -> float | None:
-        """Seconds of a step; None where the size is refused."""
+        """Seconds of a step; None where the size is refused; what no size would mend is raised."""
         start = time.perf_counter()
         timer = StepTimer(VISIT_SECONDS)
         try:
@@ -252,7 +265,7 @@ def time_sizes(
             )
         # The user's code may raise anything, or call sys.exit.
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            refused[size] = _refusal(error)
+            refused[size] = _refusal_or_raise(error)
             return None
         costs[size] = time.perf_counter() - start
         waits.append(timer.waited)
@@ -382,10 +395,14 @@ def _tensor_bytes(values: object) -> dict[int, int]:
 
 
 class StepCost(Callback):
-    """Counts FLOPs and bytes of a fit's second step: the first one makes the optimizer's state."""
+    """Counts FLOPs and bytes of a fit's second step: the first one makes the optimizer's state.
+
+    ``flops`` and ``traffic.bytes`` are those of the whole step, all its micro-batches.
+    """
 
     def __init__(self) -> None:
-        self.flops = FlopCounterMode(
+        self.flops = 0
+        self.flop_counter = FlopCounterMode(
             display=False,
             custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward},
         )
@@ -394,18 +411,22 @@ class StepCost(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Begin to count."""
-        if trainer.fit_loop.total_batch_idx == 1:
+        """Begin to count; what is between two micro-batches, such as loading, is left out."""
+        if trainer.fit_loop.total_batch_idx >= trainer.accumulate_grad_batches:
             self._counting = ExitStack()
-            self._counting.enter_context(self.flops)
+            self._counting.enter_context(self.flop_counter)
             self._counting.enter_context(self.traffic)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the fit with what was counted."""
-        if trainer.fit_loop.total_batch_idx == 1:
+        """Add what was counted, and end the fit with the step."""
+        micro_batches = trainer.accumulate_grad_batches
+        trained = trainer.fit_loop.total_batch_idx + 1
+        if trained > micro_batches:
             self._counting.close()
+            self.flops += self.flop_counter.get_total_flops()
+        if trained == 2 * micro_batches:
             self.precision = str(trainer.precision)
             self.paddings = paddings(pl_module)
             raise Enough
@@ -417,13 +438,21 @@ def measure_roofline(
     """Count a step at two batch sizes, and measure the machine's limits.
 
     None where torch's counter finds no FLOPs in a step.
+
+    Args:
+        recipe: what is trained.
+        sizes: the smaller and the larger batch size.
+        baseline, steps: as of :func:`time_sizes`.
+
+    Raises:
+        Exception: whatever the user's code raises.
     """
     device = resolve_device(recipe.device)
     points = []
     for size in sizes:
         cost = StepCost()
         _fit_until_enough(recipe, settings_at(size, baseline, steps), cost)
-        points.append((size, cost.flops.get_total_flops(), cost.traffic.bytes))
+        points.append((size, cost.flops, cost.traffic.bytes))
     small, large = points
     if not large[1]:
         return None

@@ -291,12 +291,24 @@ def _options_of_sweep(
     Args:
         values: all but the ranges.
         ranges: of batch size, rate and further values, by name.
-        today: the application's own values likewise, which are the baseline unless one is given.
+        today: the application's own values likewise, None where it has none. They are the baseline
+            where ``hydra.sweeper.baseline`` gives no others; without a value of each there is none.
+
+    Raises:
+        InputError: a baseline is given, and a value is neither in it nor in the application; or
+            what :func:`bstune.options.options_from` refuses.
     """
     given = dict(values.get("baseline", {}))
     used = today | given.pop("values", {}) | given
+    absent = [name for name, value in used.items() if not _is_number(value)]
+    if absent and values.get("baseline"):
+        raise InputError(
+            f"hydra.sweeper.baseline={values['baseline']} leaves {', '.join(absent)} without a "
+            f"number: give one (of a further value in baseline.values={{NAME: NUMBER}}), or leave "
+            f"out the baseline"
+        )
     baseline = {}
-    if None not in used.values():
+    if not absent:
         # The baseline belongs to the ranges.
         ranges = {name: one.with_value(used[name]) for name, one in ranges.items()}
         baseline = {name: used.pop(name) for name in RANGES} | {"values": used}

@@ -77,7 +77,10 @@ class Found(Frozen):
         return Target(metric, None, mode)
 
     def length(self, batch_size: int) -> int | None:
-        """The Trainer's length at a batch size, in steps."""
+        """The Trainer's length at a batch size, in steps, by max_steps or max_epochs, the shorter.
+
+        None: it has neither, or max_epochs alone over a training set of unknown size.
+        """
         lengths = [self.steps] if self.steps is not None else []
         epoch = epoch_examples(self.examples, batch_size, self.limit_train_batches)
         if self.epochs is not None and epoch is not None:

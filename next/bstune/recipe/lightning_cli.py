@@ -193,7 +193,15 @@ class _BuiltByCli:
         return {name: value for name, value in arguments.items() if name not in OF_TRAINER}
 
     def own_values(self) -> dict[str, int | float | None]:
-        """The file's rate, as ``lr``, and its further values; it builds nothing."""
+        """The file's rate, as ``lr``, and its further values, or their defaults; nothing is built.
+
+        :func:`bstune.trial.look_up.look_up` calls it in the worker, where alone the file's classes
+        are imported, after the user's script ran to build the module. The file is read once more,
+        by that script if there is one, as those classes have the defaults.
+
+        Raises:
+            InputError: a name is that of no number of the file, or of several.
+        """
         config = _values_by_key(self._file)
         keys = {name: _one_number_key(config, [name], "tune") for name in self._tuned}
         if self._sets_lr:

@@ -84,7 +84,8 @@ def compare_results(
         values: the size of each study, by its name, where its result does not have it.
 
     Raises:
-        InputError: they are too few, of two metrics, or have no sizes.
+        InputError: they are too few, of two metrics, of objectives in different units, or have no
+            sizes.
     """
     if len(results) < 2:
         raise InputError(f"compare takes two studies or more, but got {len(results)}")
@@ -92,6 +93,12 @@ def compare_results(
     if len(metrics) > 1:
         named = " and ".join(f"{metric} ({name})" for metric, name in metrics.items())
         raise InputError(f"compare takes studies of one metric, but got {named}")
+    seek_metric = [name for name, result in results.items() if result.seeks_metric]
+    if 0 < len(seek_metric) < len(results):
+        raise InputError(
+            f"compare takes studies that all have objective=metric, or none, but got it of "
+            f"{', '.join(seek_metric)} alone"
+        )
     first, *others = results
     pairs = [(first, name) for name in others]
     ratios = [_ratio(of, results, *pair) for of in QUANTITIES for pair in pairs]

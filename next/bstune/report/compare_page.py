@@ -44,22 +44,24 @@ def page(comparison: Comparison) -> str:
 
 
 def compare_figure(comparison: Comparison) -> Figure:
-    """Draw the studies' curves over batch size on one axis each, with their bands and bests.
+    """Draw the studies' curves over batch size, a colour each, with their bands and bests.
 
-    The first panel has steps to target, or the best metric, with B_crit as a dotted line; the
-    second one training seconds. A third has the power law, where there is one.
+    The first panel has steps to target, with B_crit as a dotted line, the second one training
+    seconds. Studies of the best metric have one panel in their place: all studies of a comparison
+    are, or none. The last panel has the power law, where there is one. The legend has all studies.
     """
     figure = Figure(figsize=INCHES, layout="constrained")
     first = next(iter(comparison.studies.values()))
     panels = [_metric_panel(first)] if first.seeks_metric else [STEPS, TIME]
     all_axes = figure.subplots(1, len(panels) + (comparison.law is not None), squeeze=False)[0]
+    colours = _colours(len(comparison.studies))
     for axes, panel in zip(all_axes, panels, strict=False):
-        for place, (name, result) in enumerate(comparison.studies.items()):
-            _draw_study(axes, panel, result, name, colormaps["tab10"](place))
+        for (name, result), colour in zip(comparison.studies.items(), colours, strict=True):
+            _draw_study(axes, panel, result, name, colour)
         axes.set_ylabel(panel.name, parse_math=False)
         scale_axes(axes, panel)
     if comparison.law is not None:
-        _draw_law(all_axes[-1], comparison, comparison.law)
+        _draw_law(all_axes[-1], comparison, comparison.law, colours)
     draw_legend(figure, all_axes[:1])
     return figure
 
@@ -79,6 +81,12 @@ TIME = Panel(
 )
 
 
+def _colours(count: int) -> list[Any]:
+    """A colour a study: up to ten that are easy to tell apart, else so many of a rainbow."""
+    colormap = colormaps["tab10"] if count <= 10 else colormaps["turbo"].resampled(count)
+    return [colormap(place) for place in range(count)]
+
+
 def _metric_panel(result: StudyResult) -> Panel:
     return Panel(
         name=f"best {result.target.metric}",
@@ -90,12 +98,12 @@ def _metric_panel(result: StudyResult) -> Panel:
 
 
 def _draw_study(axes: Axes, panel: Panel, result: StudyResult, name: str, colour: Any) -> None:
-    """Draw a study's curve, its best and, over steps, its B_crit."""
-    if result.curve:
-        sizes = [point.batch_size for point in result.curve]
-        low, middle, high = zip(*map(panel.curve, result.curve), strict=True)
-        axes.fill_between(sizes, low, high, color=colour, **BAND)
-        axes.plot(sizes, middle, color=colour, label=console.plain(name))
+    """Draw a study's curve, its best and, over steps, its B_crit; what it lacks is left out."""
+    sizes = [point.batch_size for point in result.curve]
+    # Without a curve the line is empty: the legend has each study.
+    low, middle, high = np.reshape([panel.curve(point) for point in result.curve], (-1, 3)).T
+    axes.fill_between(sizes, low, high, color=colour, **BAND)
+    axes.plot(sizes, middle, color=colour, label=console.plain(name))
     height = None if result.best is None else panel.confirmed(result.best)
     if result.best is not None and height is not None:
         axes.scatter(result.best.batch_size, height, marker="*", s=110, color=colour, zorder=5)
@@ -104,15 +112,15 @@ def _draw_study(axes: Axes, panel: Panel, result: StudyResult, name: str, colour
         axes.axvline(critical.value, color=colour, linestyle=":", linewidth=1.0)
 
 
-def _draw_law(axes: Axes, comparison: Comparison, law: PowerLaw) -> None:
+def _draw_law(axes: Axes, comparison: Comparison, law: PowerLaw, colours: list[Any]) -> None:
     """Draw B_crit of each study over its size, and the law as far as it says anything."""
-    for place, (name, result) in enumerate(comparison.studies.items()):
+    for (name, result), colour in zip(comparison.studies.items(), colours, strict=True):
         interval = critical_of(result)
         if name in law.values and interval is not None and interval.value is not None:
             value = interval.value
             # An open end has no bar.
             bars = [[value - (interval.low or value)], [(interval.high or value) - value]]
-            style: dict[str, Any] = {"fmt": "o", "capsize": 3, "color": colormaps["tab10"](place)}
+            style: dict[str, Any] = {"fmt": "o", "capsize": 3, "color": colour}
             axes.errorbar(law.values[name], value, bars, **style)
     assert law.exponent.value is not None and law.at_furthest.value is not None  # noqa: PT018, S101
     sizes = np.geomspace(min(law.values.values()), law.furthest, 50)

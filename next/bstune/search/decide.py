@@ -217,7 +217,12 @@ def leading_probe(
 
 
 def resumption(pruned: Record, max_steps: int) -> Proposal:
-    """Resume a pruned trial up to a step."""
+    """The proposal to resume a pruned trial, the same configuration, up to a step.
+
+    Args:
+        pruned: the trial's record.
+        max_steps: as of :class:`Proposal`.
+    """
     return Proposal(
         **pruned.model_dump(include=set(Configuration.model_fields)),
         max_steps=max_steps,

@@ -389,7 +389,11 @@ class StudyStorage:
             return
 
     def _shown_value(self, record: Record) -> list[float] | None:
-        """What Optuna shows as the value of a trial that reached; None: it has none."""
+        """The one value of a trial that reached, in a list, as Optuna takes values.
+
+        It is in seconds or steps, or the best metric, as the question counts. None: it would be in
+        seconds, of which the trial has none.
+        """
         question, seconds = self._question, record.seconds_per_step
         if question.seeks_metric:
             return [question.target.best(record.finite_values)]

@@ -13,9 +13,11 @@ from bstune.trial.trainer import base_rates, package_of
 
 
 class OtherOptimizer(Callback):
-    """Puts another optimizer, or another schedule, in place before the first step.
+    """Replaces the optimizer, the schedule, or both, that a module has configured.
 
-    Each group of parameters keeps its rate; with another optimizer alone, the schedule is kept.
+    A fit has one where the option ``algorithm`` or ``schedule`` is given; it acts once, as the fit
+    starts. Each group of parameters keeps its rate; another optimizer alone has its rates moved by
+    the module's own schedule.
 
     Args:
         algorithm: makes an optimizer of parameter groups; None: the module's own stays.
@@ -34,7 +36,7 @@ class OtherOptimizer(Callback):
         self._schedule = schedule
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over what the module has configured."""
+        """Put what was made in the place of what the module has configured."""
         optimizers = trainer.optimizers
         if len(optimizers) != 1 or not pl_module.automatic_optimization:
             how = "" if pl_module.automatic_optimization else " that it steps itself"
