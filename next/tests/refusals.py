@@ -34,7 +34,12 @@ def as_yaml(cell):
 def cases(text, read=yaml.safe_load):
     """Run a test for each row of a table, whose head names the columns.
 
-    Its cells are YAML: numbers, words, null, true, lists; or texts, by ``read=str``.
+    Its cells are YAML: numbers, words, null, true, lists.
     """
     head, *lines = rows(text)
     return pytest.mark.parametrize(head, [[read(cell) for cell in line] for line in lines])
+
+
+def text_cases(text):
+    """The same of a table whose cells are texts."""
+    return cases(text, read=str)

@@ -83,6 +83,19 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+def scheduled(make, interval="step", monitor=None, base=Model):
+    """A module whose schedule ``make`` makes of the Trainer and an optimizer."""
+
+    class Scheduled(base):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedule = make(self.trainer, optimizer)
+            config = {"scheduler": schedule, "interval": interval, "monitor": monitor}
+            return [optimizer], [config]
+
+    return Scheduled
+
+
 def step_by_hand(module, loss):
     """A step of manual optimization, by each of a module's optimizers."""
     optimizers = module.optimizers()
@@ -94,7 +107,13 @@ def step_by_hand(module, loss):
         optimizer.step()
 
 
-class Counts(Model):
+def to_zero(trainer, optimizer):
+    """A schedule that ends with the trial."""
+    length = trainer.max_steps
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / length)
+
+
+class Counts(scheduled(to_zero)):
     """It keeps the sizes of its batches, of training and test."""
 
     calls = []
@@ -107,12 +126,6 @@ class Counts(Model):
     def test_step(self, batch, batch_idx):
         self.tested.append(len(batch[0]))
         self.log("test/loss", self.loss(batch))
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), self.lr)
-        length = self.trainer.max_steps
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / length)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 class Raises(Model):

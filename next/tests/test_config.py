@@ -4,7 +4,7 @@ import os
 
 import pytest
 import yaml
-from refusals import cases, refused
+from refusals import cases, refused, text_cases
 
 from bstune.config import CONF, compose, jobs_of_sweep
 from bstune.core.errors import InputError
@@ -84,8 +84,7 @@ def test_workloads_that_ship(workload):
     assert options.baseline.pair
 
 
-@cases(
-    """
+@text_cases("""
 argument | name | value
 target='acc >= 0.9' | target | acc >= 0.9
 baseline.lr=1e-2 | baseline.lr | 0.01
@@ -96,9 +95,7 @@ survey=off | survey | off
 seed=4 | trial.seed | 4
 module.widths=[16] | module.widths | [16]
 +trainer.callbacks=[] | trainer.callbacks | []
-""",
-    str,
-)
+""")
 def test_overrides(folder, argument, name, value):
     assert str(option(composed(folder, argument), name)) == value
 
@@ -142,27 +139,24 @@ command | folders
 # A name that is a value, too.
 +workload=digits study=8 seed=8,9 | [outputs/8-8, outputs/8-9]
 +workload=a,b seed=3 output=o | [o/a, o/b]
++workload=c table=a,b seed=0,1 output=o | [o/c-a-0, o/c-a-1, o/c-b-0, o/c-b-1]
 """)
 def test_a_sweep_is_a_study_a_folder(command, folders):
     assert list(jobs_of_sweep(command.split())) == folders
 
 
-@cases(
-    """
+@text_cases("""
 command | words
 +workload=digits seed=1,1 | outputs/digits-1
 +workload=glob(*) | glob
 +workload=digits seed=1 | seed=0,1
-""",
-    str,
-)
+""")
 def test_a_sweep_that_cannot_be_split(command, words):
     with refused(words):
         jobs_of_sweep(command.split())
 
 
-@cases(
-    """
+@text_cases("""
 command | words
 +workload=onw | onw, did you mean own, digits, based
 - | workload is missing, digits
@@ -191,23 +185,32 @@ command | words
 +workload=replay table=nope | nope, fashion_mlp
 +workload=replay table=fashion_mlp budget=3 | budget, steps
 +workload=replay table=fashion_mlp schedule_ends=true | schedule_ends, fashion_mlp
-""",
-    str,
-)
++workload=replay table=fashion_mlp noise_scale=true | noise_scale
++workload=replay table=fashion_mlp tune={a:[0,1]} | recorded
+""")
 def test_mistakes(folder, command, words):
     with refused(words):
         compose(["--config-dir", str(folder), *command.replace("-", "", command == "-").split()])
 
 
-def test_values_that_no_config_holds(folder, tmp_path):
+def test_a_number_that_no_config_holds(folder):
     with refused("survey_seconds, 999"):
         composed(folder, f"survey_seconds={'9' * 5000}")
-    (tmp_path / "best.yaml").write_text("trial: {lr: 2001-01-01}")
-    with refused("trial.lr, 2001"):
-        composed(folder, f"trial={tmp_path}/best.yaml")
-    (tmp_path / "best.yaml").write_text("trial: {batch_size: 8, lr: 0.1, values: null, steps: 3}")
-    with refused("trial.seed"):
-        composed(folder, f"trial={tmp_path}/best.yaml", "trial=3")
+
+
+# Nothing in a file of another study is resolved.
+@text_cases("""
+text | further | words
+trials: 3 | - | trial=, best.yaml
+trial: {lr: 2001-01-01} | - | trial.lr, 2001
+trial: {batch_size: 16, lr: '${oc.env:HOME}'} | - | trial.lr, ${oc.env:HOME}
+trial: {batch_size: 16, lr: 1, 5: 6} | - | trial
+trial: {batch_size: 8, lr: 0.1, values: null, steps: 3} | trial=3 | trial.seed
+""")
+def test_files_of_another_study_that_are_refused(folder, tmp_path, text, further, words):
+    (tmp_path / "best.yaml").write_text(text)
+    with refused(words):
+        composed(folder, f"trial={tmp_path}/best.yaml", *further.strip("-").split())
 
 
 def test_a_mistake_shows_no_password(folder):

@@ -26,7 +26,7 @@ from bstune.study.confirm import (
     speedup_of,
     verdict_of,
 )
-from bstune.study.result import Speedup
+from bstune.study.result import Improvement, Speedup
 
 DEVIATION = SeedDeviation(value=0.1, degrees=4)
 # Variance of the median of n normal values over that of their mean: exact for n = 1, 2, 3.
@@ -140,22 +140,31 @@ def test_pooled_deviation(groups, value, degrees):
 
 
 @cases("""
-ends | has_baseline | best_is_bound | verdict
+ends | deviation | has_baseline | best_is_bound | verdict
 # The first row that holds.
-[1.01, 1.2] | true | false | switch
-[1.00, 1.24] | true | false | keep
-[0.9, 1.25] | true | false | not yet
-[2.0, null] | true | false | switch
+[1.01, 1.2] | null | true | false | switch
+[1.00, 1.24] | null | true | false | keep
+[0.9, 1.25] | null | true | false | not yet
+[2.0, null] | null | true | false | switch
 # No runs on new seeds yet.
-null | true | false | not yet
-null | false | false | use
+null | null | true | false | not yet
+null | null | false | false | use
 # Most new seeds missed the target.
-null | false | true | not yet
+null | null | false | true | not yet
+# Of a metric, with its deviation over seeds.
+[0.05, 0.13] | 0.01 | true | false | switch
+[-0.01, 0.07] | 0.01 | true | false | not yet
+[-0.04, 0.0] | 0.01 | true | false | keep
+# All runs are equal.
+[0.0, 0.0] | 0.0 | true | false | keep
 """)
-def test_verdict(ends, has_baseline, best_is_bound, verdict):
+def test_verdict(ends, deviation, has_baseline, best_is_bound, verdict):
     found = None
     if ends:
-        found = Speedup(value=1.5, low=ends[0], high=ends[1], at_least=ends[1] is None)
+        of = {"value": 1.5, "low": ends[0], "high": ends[1]}
+        found = Speedup(**of, at_least=ends[1] is None)
+        if deviation is not None:
+            found = Improvement(**of, deviation=deviation)
     assert verdict_of(found, has_baseline, best_is_bound) == verdict
 
 

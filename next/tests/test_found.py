@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from refusals import as_yaml, cases, refused
+from refusals import as_yaml, cases, refused, text_cases
 
 from bstune.config import options_from_python
 from bstune.recipe.found import (
@@ -43,8 +43,7 @@ def test_direction_by_name(metric, mode):
     assert mode_by_name(metric) == mode
 
 
-@cases(
-    """
+@text_cases("""
 metrics | monitors | expected
 val_acc val_loss | - | val_loss min
 val_acc val_loss | val_acc: min | val_acc max
@@ -52,16 +51,10 @@ a b | b: max | b max
 val_acc val_loss | train_loss: min | val_loss min
 score | - | score None
 - | val_loss: min | None None
-""",
-    str,
-)
+""")
 def test_the_metric_that_is_meant(metrics, monitors, expected):
     found = chosen_metric(metrics.strip("-").split(), as_yaml(monitors))
     assert " ".join(map(str, found[:2])) == expected
-
-
-def listed(cell):
-    return yaml.safe_load(f"[{cell}]")
 
 
 def complete(found=TOLD, given=None, **changes):
@@ -69,8 +62,7 @@ def complete(found=TOLD, given=None, **changes):
     return fill_by_found(options, found.model_copy(update=changes), lambda options: repr(options))
 
 
-@cases(
-    """
+@text_cases("""
 given | changes | sizes | pair | lasts
 # A sixteenth and 32 times 64, but no more than the training set.
 - | - | 4, 1500 | 64, 0.1 | null
@@ -80,9 +72,7 @@ budget: 90 | epochs: 10 | 4, 1500 | 64, 0.1 | 90, 90, 90
 - | epochs: 10, steps: 200 | 4, 1500 | 64, 0.1 | 3200, 200, 100
 # Ranges say which rates to try.
 batch_size: [8, 64], lr: [0.1, 1] | lr: null | 8, 64 | null | null
-""",
-    str,
-)
+""")
 def test_what_nobody_gave_is_filled(given, changes, sizes, pair, lasts):
     options, _ = complete(given=as_yaml(given), **as_yaml(changes))
     of_budget = None
@@ -90,21 +80,18 @@ def test_what_nobody_gave_is_filled(given, changes, sizes, pair, lasts):
         of_budget = [options.budget.last_step(size) for size in (4, 64, 1500)]
     filled = [options.batch_size.low, options.batch_size.high], options.baseline.pair, of_budget
     for found, expected in zip(filled, (sizes, pair, lasts), strict=True):
-        assert (found and list(found)) == (None if expected == "null" else listed(expected))
+        assert list(found or [None]) == yaml.safe_load(f"[{expected}]")
     assert options.scaling == "linear"
     assert options.is_open("target")
 
 
-@cases(
-    """
+@text_cases("""
 given | changes | words
 - | batch_size: null, lr: null, metrics: [], metric: null | baseline.batch_size, baseline.lr, target
 - | metrics: [a, b], metric: null | a, b, target
 - | metric: score, mode: null | score, target
 baseline: [4096, 0.1] | - | 1500, 4096
-""",
-    str,
-)
+""")
 def test_all_that_is_missing_is_one_line(given, changes, words):
     with refused(words):
         complete(given=as_yaml(given), **as_yaml(changes))

@@ -8,14 +8,14 @@ import optuna
 import pytest
 import torch
 import yaml
-from own_loops import study as loop_study
-from own_loops import train
-from refusals import cases, refused
+from refusals import cases, refused, text_cases
 from search_records import SPACE
 from small import Data, Model
 from test_config import composed, folder  # noqa: F401 (a fixture)
 from test_found import TOLD
 from test_options import values
+from test_own_loop import study as loop_study
+from test_own_loop import train
 from test_recipe import PARTS, TRIAL
 
 from bstune.core.errors import BstuneError
@@ -27,9 +27,7 @@ from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
 from bstune.search.law import make_law
 
-MOMENTUM = Tunable("momentum", 0.5, 0.98)
-DEPTH = Tunable("depth", 1, 4)
-TUNED = replace(SPACE, tunables=(MOMENTUM, DEPTH))
+TUNED = replace(SPACE, tunables=(Tunable("momentum", 0.5, 0.98), Tunable("depth", 1, 4)))
 
 
 @cases("""
@@ -141,15 +139,12 @@ def test_what_nothing_takes_is_refused():
         fill_by_found(tuning(tune={"dropout": (0, 1)}), found, str)
 
 
-@cases(
-    """
+@text_cases("""
 ranges | words
 [dropout] | tune=dropout, range
 {dropout: [a, 1]} | dropout
 {batch_size: [1, 8]} | batch_size.low
-""",
-    str,
-)
+""")
 def test_ranges_that_are_refused(ranges, words):
     with refused(words):
         tuning(tune=yaml.safe_load(ranges))
@@ -162,17 +157,6 @@ def test_a_command_line_names_them(folder):  # noqa: F811
     for name, words in (("width", "tune, width, dropout"), ("lr", "lr.low")):
         with refused(words):
             composed(folder, f"tune=[{name}]")
-    with refused("recorded"):
-        composed(folder, "table=fashion_mlp", "tune={a: [0, 1]}", workload="replay")
-    # Nothing in a file of another study is resolved.
-    for text, words in (
-        ("trials: 3", "trial=, other.yaml, best.yaml"),
-        ("trial: {batch_size: 16, lr: '${oc.env:HOME}'}", "trial.lr, ${oc.env:HOME}"),
-        ("trial: {batch_size: 16, lr: 1, 5: 6}", "trial"),
-    ):
-        (folder / "other.yaml").write_text(text)
-        with refused(words):
-            composed(folder, f"trial={folder}/other.yaml")
 
 
 def test_a_study_of_them(tmp_path):

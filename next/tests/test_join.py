@@ -4,7 +4,7 @@ import json
 
 import optuna
 import pytest
-from refusals import cases
+from refusals import text_cases
 from test_run import own, places
 
 from bstune.__main__ import main
@@ -59,8 +59,7 @@ def attributes(url):
     return {one.study_name: one.user_attrs for one in optuna.get_all_study_summaries(url)}
 
 
-@cases(
-    """
+@text_cases("""
 command | named
 worker study=own | storage=URL, study=NAME
 worker {storage} study=nosuch | nosuch, own, foreign
@@ -77,9 +76,7 @@ small.Leaves
 # A study of another program is left alone.
 {conf} +workload=own {storage} study=foreign | foreign
 {conf} +workload=own {storage} study=later | later
-""",
-    str,
-)
+""")
 def test_who_cannot_share_is_told_in_one_line(begun, tmp_path, monkeypatch, capsys, command, named):
     monkeypatch.chdir(tmp_path)
     url = f"sqlite:///{begun}/study.db"

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer, callbacks
 from lightning.pytorch.plugins import MixedPrecision
 from refusals import cases
 from search_records import spec
-from small import EXAMPLES, QUIET, Batches, Data, Model, examples, trained
+from small import EXAMPLES, QUIET, Batches, Data, Model, examples, scheduled, trained
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
@@ -211,38 +211,28 @@ def test_the_users_arguments_stay_but_for_what_stops_prints_and_writes(tmp_path)
 
 
 def test_micro_batches_give_the_gradient_of_the_whole_batch():
-    of = []
-    for micro_batch_size in (None, 8):
-        seen = Seen()
-        arguments = {"callbacks": [seen]}
-        record, module = run(
-            trial_of(),
-            Smooth,
-            trainer=lambda trial, arguments=arguments: arguments,
-            micro_batch_size=micro_batch_size,
-        )
-        of.append((record, module.linear.weight, seen.batches))
-    (whole, weights, _), (record, accumulated, batches) = of
-    assert (record.steps, batches) == (60, 60 * 3)
+    seen = Seen()
+    whole, plain = run(trial_of(), Smooth)
+    own = {"micro_batch_size": 8, "trainer": lambda trial: {"callbacks": [seen]}}
+    record, module = run(trial_of(), Smooth, **own)
+    assert (record.steps, seen.batches) == (60, 60 * 3)
     assert [step for step, _ in record.history] == [step for step, _ in whole.history]
-    torch.testing.assert_close(accumulated, weights, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(module.linear.weight, plain.linear.weight, rtol=1e-5, atol=1e-6)
 
 
 def test_steps_that_a_scaler_skips_are_none():
     """A schedule that ends with the trial stays at its place, else OneCycleLR would raise."""
 
-    class OneCycle(Smooth):
-        def configure_optimizers(self):
-            optimizer = super().configure_optimizers()
-            schedule = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=61)
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+    def one_cycle(trainer, optimizer):
+        return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=61)
 
     def arguments(trial):
         plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**30))
         return {"plugins": [plugin], "callbacks": [seen]}
 
     seen = Seen()
-    record, module = run(trial_of(), OneCycle, trainer=arguments, precision=None)
+    build = scheduled(one_cycle, base=Smooth)
+    record, module = run(trial_of(), build, trainer=arguments, precision=None)
     assert (record.status, record.steps) == ("missed", 60)
     assert seen.batches > 60
     assert module.lr_schedulers().last_epoch == 60
@@ -316,16 +306,14 @@ def test_a_rate_that_is_put_into_the_groups_is_as_one_that_was_written_there(hig
 
     class Literal(Smooth):
         def configure_optimizers(self):
-            groups = [
-                {"params": [self.linear.weight]},
-                {"params": [self.linear.bias], "lr": 0.005},
-            ]
-            optimizer = torch.optim.SGD(groups, 0.05, momentum=0.9)
-            return [optimizer], [{"scheduler": schedule(optimizer), "interval": "step"}]
+            weight, bias = self.linear.parameters()
+            groups = [{"params": [weight]}, {"params": [bias], "lr": 0.005}]
+            return torch.optim.SGD(groups, 0.05, momentum=0.9)
 
+    build = scheduled(lambda trainer, optimizer: schedule(optimizer), base=Literal)
     seen = []
     for lr in (highest, 2.0 * highest):
-        _, module = run(trial_of(lr=lr), Literal, override_lr=True)
+        _, module = run(trial_of(lr=lr), build, override_lr=True)
         rates = [group["lr"] for group in module.optimizers().param_groups]
         assert rates == module.lr_schedulers().get_last_lr()
         seen.append(rates)

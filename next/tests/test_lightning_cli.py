@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from refusals import cases, refused
+from refusals import refused, text_cases
 
 import bstune
 from bstune.__main__ import main
@@ -17,8 +17,8 @@ from bstune.trial.look_up import base_rates, look, look_up
 # Lightning uses parts of jsonargparse that are deprecated, and advises on its own ways.
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROJECTS = Path(__file__).parent / "projects"
-SCRIPT = str(PROJECTS / "cli_project.py")
-DATA = "data: {class_path: cli_project.Data, init_args: {batch_size: 12}}\n"
+SCRIPT = str(PROJECTS / "lightning_cli.py")
+DATA = "data: {class_path: lightning_cli.SklearnDigits, init_args: {batch_size: 12}}\n"
 TRAINER = """
 seed_everything: 7
 trainer:
@@ -31,21 +31,28 @@ trainer:
       init_args: {monitor: val_loss}
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
 """
-MODEL = "model: {class_path: cli_project.Model, init_args: {learning_rate: 0.02}}\n"
+MODEL = "model: {class_path: lightning_cli.WithRate, init_args: {learning_rate: 0.02}}\n"
+WITHOUT_RATE = """
+model:
+  class_path: lightning_cli.LitMLP
+  init_args:
+    net: {class_path: torch.nn.Linear, init_args: {in_features: 64, out_features: 16}}
+    hidden: [16]
+"""
+OF_SCRIPT = {"config": "model: {learning_rate: 0.02}\ndata: {batch_size: 12, features: 4}\n"}
 ADAM = "class_path: torch.optim.Adam, init_args: {lr: 0.003}"
 # Config files by name, the command line's further words, and the batch size, rate, epochs and steps
 # that are told.
 KINDS = {
     "short class names, overrides": (
-        {"config": "model: cli_project.Model\ndata: cli_project.Data\n"},
+        {"config": "model: lightning_cli.WithRate\ndata: lightning_cli.SklearnDigits\n"},
         ["--trainer.max_epochs=3", "--model.init_args.learning_rate=0.05"],
-        (16, 0.05, 3, None),
+        (32, 0.05, 3, None),
     ),
     "several files, optimizer and lr_scheduler": (
         {
             "base": TRAINER + MODEL + DATA,
-            "config": "model: {class_path: cli_project.WithoutRate}\ntrainer: {max_epochs: 4}\n"
-            f"optimizer: {{{ADAM}}}\n"
+            "config": f"{WITHOUT_RATE}trainer: {{max_epochs: 4}}\noptimizer: {{{ADAM}}}\n"
             "lr_scheduler: {class_path: torch.optim.lr_scheduler.ExponentialLR, "
             "init_args: {gamma: 0.9}}\n",
         },
@@ -55,7 +62,7 @@ KINDS = {
     "an optimizer as an argument": (
         {
             "config": DATA + "trainer: {max_steps: 70}\n"
-            "model:\n  class_path: cli_project.WithOptimizer\n"
+            "model:\n  class_path: lightning_cli.WithOptimizer\n"
             f"  init_args: {{optimizer: {{{ADAM}}}}}"
         },
         [],
@@ -66,16 +73,8 @@ KINDS = {
         [],
         (12, 0.02, 10, None),
     ),
-    "a script's classes, links and defaults": (
-        {"config": "model: {learning_rate: 0.02}\ndata: {batch_size: 12, features: 4}\n"},
-        [SCRIPT, "fit"],
-        (12, 0.02, 5, None),
-    ),
-    "a script's, of the other package": (
-        {"config": "model: {learning_rate: 0.02}\ndata: {batch_size: 12, features: 4}\n"},
-        ["other.py"],
-        (12, 0.02, 5, None),
-    ),
+    "a script's classes, links and defaults": (OF_SCRIPT, [SCRIPT, "fit"], (12, 0.02, 5, None)),
+    "a script's, of the other package": (OF_SCRIPT, ["other.py"], (12, 0.02, 5, None)),
     "two rates": (
         {"config": MODEL + DATA + f"trainer: {{max_epochs: 2}}\noptimizer: {{{ADAM}}}\n"},
         ["lr_key=optimizer.init_args.lr"],
@@ -83,9 +82,7 @@ KINDS = {
     ),
     "a rate of the schedule": (
         {
-            "config": "model: cli_project.WithoutRate\ntrainer: {max_steps: 50}\n"
-            + DATA
-            + f"optimizer: {{{ADAM}}}\n"
+            "config": f"{WITHOUT_RATE}trainer: {{max_steps: 50}}\n{DATA}optimizer: {{{ADAM}}}\n"
             "lr_scheduler: {class_path: torch.optim.lr_scheduler.OneCycleLR, "
             "init_args: {max_lr: 0.04, total_steps: 51}}\n"
         },
@@ -118,14 +115,13 @@ def test_a_file_is_built_with_a_trials_values(kind):
     recipe = compose(words(kind), lightning=True).recipe
     found = look_up(recipe)
     assert (found.batch_size, found.lr, found.epochs, found.steps) == KINDS[kind][2]
-    assert (found.metric, found.examples) == ("val_loss", 96)
+    assert (found.metric, found.examples) == ("val_loss", 1200)
     looked = [look(recipe, settings_of(8, 0.5, 100, seed=seed)).trainer for seed in (0, 1)]
     assert base_rates(looked[0].optimizers[0]) == [0.5]
     assert looked[0].datamodule.hparams.batch_size == 8
     weights = [next(one.lightning_module.parameters()) for one in looked]
     assert not torch.equal(*weights)
-    features = 4 if "script" in kind else 6
-    assert weights[0].shape == (1, features)
+    assert weights[0].shape == (16, 4 if "script" in kind else 64)
 
 
 def test_options_that_the_files_trainer_tells():
@@ -139,7 +135,7 @@ STUDY = ["workers=0", "survey=off", "mlflow.uri=null", "trials=2", "seeds=1"]
 
 
 def test_a_file_is_tuned_and_its_best_trained(capsys):
-    target = ["target=val_loss <= 0.3", "study=mine", "tune={dropout: [0.0, 0.1]}"]
+    target = ["target=val_loss <= 1.8", "study=mine", "tune={dropout: [0.0, 0.1]}"]
     study = ["lightning", *words("as LightningCLI saves it", *STUDY, *target)]
     assert main(study) == 0
     result = bstune.load("outputs/mine")
@@ -151,8 +147,7 @@ def test_a_file_is_tuned_and_its_best_trained(capsys):
     assert json.loads(capsys.readouterr().out)["values"] == result.best.values
 
 
-@cases(
-    """
+@text_cases("""
 further | named
 lr_key=model.init_args.lrr | lr_key, model.init_args.learning_rate
 --model.class_path=nosuch.Model | nosuch
@@ -163,9 +158,7 @@ algorithm=adm | adm, adam, sgd
 list.yaml | list.yaml, LightningCLI
 trainer.yaml | trainer.yaml, LightningCLI
 hydra.yaml | hydra.yaml, defaults
-""",
-    str,
-)
+""")
 def test_a_mistake_is_one_line(further, named):
     Path("list.yaml").write_text("- trainer\n")
     Path("trainer.yaml").write_text("trainer: [1]\n")

@@ -6,11 +6,11 @@ import shlex
 import numpy as np
 import optuna
 import pytest
-from own_loops import loss
-from own_loops import study as loop_study
-from refusals import cases
+from refusals import cases, text_cases
 from scipy.stats import t as student
 from search_records import SPACE, record, step_time
+from test_own_loop import loss
+from test_own_loop import study as loop_study
 from test_run import REPLAY, places
 
 import bstune
@@ -21,7 +21,6 @@ from bstune.search.decide import leading_probe, propose
 from bstune.search.metric import CHANGE_DEVIATION, CHANGES, CURVE_DEVIATION, behind_best
 from bstune.search.posterior import BOUND, DIVERGED, VALUE, rows_of_metric
 from bstune.study.confirm import Run, improvement_of, pooled_deviation, verdict_of
-from bstune.study.result import Improvement
 
 STEPS = 800
 LOSS = Target("val/loss", None, "min")
@@ -94,19 +93,12 @@ def test_what_each_status_tells():
 
 RUN, PROBE = run(0, FALLING), run(1, (0.9,), "pruned", lr=0.2)
 UNEVALUATED = [run(0, (0.1,), shares=(1.0,)), record(1, "pruned", steps=100, lr=9.0)]
+# A probe that cannot be resumed has shown that none can; probes without an evaluation tell nothing:
+# the next ones run whole budgets.
+RUNS = [([], 1.0), ([RUN], 0.125), ([RUN, PROBE], 1.0), (UNEVALUATED, 1.0)]
 
 
-@pytest.mark.parametrize(
-    "runs, share",
-    [
-        ([], 1.0),
-        ([RUN], 0.125),
-        # A probe that cannot be resumed has shown that none can.
-        ([RUN, PROBE], 1.0),
-        # Probes without an evaluation tell nothing: the next ones run whole budgets.
-        (UNEVALUATED, 1.0),
-    ],
-)
+@pytest.mark.parametrize("runs, share", RUNS)
 def test_a_trial_runs_to_an_eighth_or_to_its_end(runs, share):
     proposal = propose(QUESTION, SPACE, step_time, runs, 0, resumable=lambda number: False)
     assert (proposal.resumed_from, proposal.max_steps) == (None, share * STEPS)
@@ -123,12 +115,6 @@ def test_at_the_search_s_end_the_run_that_leads_is_finished(value, more, resumed
     runs += [record(2, status, resumed_from=1, lr=0.1) for status in more]
     found = leading_probe(QUESTION, SPACE, step_time, runs, 0, [], lambda number: True)
     assert (found and found.resumed_from) == resumed
-
-
-def test_a_budget_of_seconds_is_one_of_steps():
-    budget = Budget(steps=1, seconds=2.0)
-    question = Question(LOSS, budget, "metric", budget_step_time=step_time)
-    assert [question.last_step(size) for size in (10, 100, 10_000)] == [1818, 1000, 19]
 
 
 def of(*gaps):
@@ -167,19 +153,6 @@ def test_the_median_counts_runs_that_diverged(best, value, low):
         assert verdict_of(found, has_baseline=True, best_is_bound=False) == "not yet"
 
 
-@cases("""
-low | high | deviation | verdict
-0.05 | 0.13 | 0.01 | switch
--0.01 | 0.07 | 0.01 | not yet
--0.04 | 0.0 | 0.01 | keep
-# All runs are equal.
-0.0 | 0.0 | 0.0 | keep
-""")
-def test_the_verdict_of_an_improvement(low, high, deviation, verdict):
-    found = Improvement(value=(low + high) / 2, low=low, high=high, deviation=deviation)
-    assert verdict_of(found, has_baseline=True, best_is_bound=False) == verdict
-
-
 def test_a_study_of_the_metric_is_answered(tmp_path):
     asked = {"objective": "metric", "target": "max val/score", "budget": 100, "seeds": 3}
     # The baseline's rate is too low, by far.
@@ -209,17 +182,15 @@ def test_a_study_of_the_metric_is_answered(tmp_path):
     assert values == [max(one.finite_values) for one in whole]
 
 
-# The smallest batch takes nine steps.
-CANNOT = """
+@text_cases("""
+overrides
 objective=metric target='val/error <= 0.1'
 target='min val/error'
 objective=metric schedule_ends=true
+# The smallest batch takes nine steps.
 objective=metric budget.steps=9 budget.examples=1
 objective=metric budget.seconds=60 wall_seconds=100
-"""
-
-
-@pytest.mark.parametrize("overrides", CANNOT.strip().splitlines())
+""")
 def test_what_no_best_metric_can_be_sought_in(overrides, tmp_path, capsys):
     assert main([*REPLAY, *places(tmp_path), *shlex.split(overrides)]) == 2
     assert "Traceback" not in capsys.readouterr().err

@@ -15,15 +15,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import bstune
-from bstune.config import compose, options_from_python
 from bstune.core.noise_scale import estimate_noise_scale, terms_of
-from bstune.core.records import Budget, Target
-from bstune.recipe.project import recipe_of_project
+from bstune.core.records import Target
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.study.critical import noise_scale
 from bstune.trial.lightning import fit
 from bstune.trial.noise_beside import measure
-from bstune.trial.preflight import preflight
 from bstune.trial.trial import Trial
 
 LOSS = Target("val/loss", None, "min")
@@ -140,22 +137,6 @@ def test_a_trial_is_the_same_bit_for_bit_with_and_without(build, micro_batch_siz
     assert bool(beside.noise_scale) is measures
     # Measuring is expected to take 4 steps: 20 times as many are trained before.
     assert all(step >= 80 and terms[1] > 0.0 for step, *terms in beside.noise_scale)
-
-
-class Manual(Model):
-    automatic_optimization = False
-
-
-def test_what_cannot_be_measured_is_told_before_a_study_begins():
-    options = options_from_python(workload="own", device="cpu", threads=1, noise_scale=True)
-    recipe = recipe_of_project(Manual, Data(), options)
-    with refused("Manual, noise_scale"):
-        preflight(recipe, (20, 20, 32), 0.05, Budget(steps=80), LOSS)
-
-
-def test_recorded_runs_have_no_gradients():
-    with refused("noise_scale"):
-        compose(["+workload=replay", "table=fashion_mlp", "noise_scale=true"])
 
 
 def measured(number, lr, steps, scale, status="reached"):

@@ -4,7 +4,7 @@ from functools import reduce
 
 import pytest
 import yaml
-from refusals import as_yaml, cases, refused, rows
+from refusals import as_yaml, cases, refused, rows, text_cases
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -81,8 +81,7 @@ def test_takes_and_refuses(names, taken, refuses):
                 options_from(values(**{name: value}))
 
 
-@cases(
-    """
+@text_cases("""
 changes | words
 trails: 3 | trails, trials
 budget.step: 3 | budget.step, budget.steps
@@ -101,9 +100,7 @@ objective: curve, batch_size.low: 64, batch_size.high: 64 | curve, 64
 sampler: grid, schedule_ends: true | sampler=grid, schedule_ends
 trial.batch_size: 8 | trial.lr
 trial.batch_size: 100, trial.lr: 0.1, trial.steps: 401 | trial.steps, 400, 401, budget.steps
-""",
-    str,
-)
+""")
 def test_relations(changes, words):
     with refused(words):
         options_from(values(**as_yaml(changes)))
@@ -116,8 +113,7 @@ def test_two_mistakes_are_two_lines_without_passwords():
     assert "s3cret" not in str(error.value)
 
 
-@cases(
-    """
+@text_cases("""
 given | name | value
 - | baseline.lr | 0.4
 - | output | outputs/digits
@@ -126,9 +122,7 @@ budget: 50 | budget.steps | 50
 budget: {examples: 9000} | budget.steps | 1
 lr: [0.0001, 1.5] | lr.high | 1.5
 batch_size: {low: 8, high: 64, multiple: 8} | batch_size.multiple | 8
-""",
-    str,
-)
+""")
 def test_spelling_of_python(given, name, value):
     options = options_from_python(**GIVEN | as_yaml(given))
     assert str(reduce(getattr, name.split("."), options)) == value
@@ -137,15 +131,12 @@ def test_spelling_of_python(given, name, value):
     assert options_from_python(**GIVEN | {"target": target}).target == target
 
 
-@cases(
-    """
+@text_cases("""
 given | words
 batch_size: 64 | batch_size, 64, low
 batch_size: [1, 2, 3] | batch_size, [1, 2, 3], low
 baseline: '64' | baseline, '64', lr
-""",
-    str,
-)
+""")
 def test_python_mistakes(given, words):
     with refused(words):
         options_from_python(**GIVEN | as_yaml(given))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from refusals import refused
+from small import scheduled
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 from torch.utils.data import DataLoader
 
@@ -40,12 +41,12 @@ class Slope(LightningModule):
         return torch.optim.SGD(groups, self.lr)
 
 
-class Halves(Slope):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        parts = [LambdaLR(optimizer, lambda step: 0.5**step) for _ in range(2)]
-        schedule = SequentialLR(optimizer, parts, milestones=[STEPS // 2])
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+def halved(trainer, optimizer):
+    parts = [LambdaLR(optimizer, lambda step: 0.5**step) for _ in range(2)]
+    return SequentialLR(optimizer, parts, milestones=[STEPS // 2])
+
+
+Halves = scheduled(halved, base=Slope)
 
 
 class TwoOptimizers(Slope):
@@ -53,10 +54,6 @@ class TwoOptimizers(Slope):
 
     def configure_optimizers(self):
         return [torch.optim.SGD([weight], self.lr) for weight in self.weights]
-
-
-def constant(step):
-    return 1.0
 
 
 def halves(step):
@@ -80,8 +77,8 @@ COSINE = {
 }
 # Module, algorithm, schedule -> the factor of the rate, and the algorithm's step for a gradient 1.
 CASES = {
-    "its schedule is kept": (Halves, "adam", None, halves, constant),
-    "its optimizer is kept": (Halves, None, "linear", linear, constant),
+    "its schedule is kept": (Halves, "adam", None, halves, lambda step: 1.0),
+    "its optimizer is kept": (Halves, None, "linear", linear, lambda step: 1.0),
     "both": (Halves, "heavy_ball", "linear", linear, None),
     "a node": (
         Halves,

@@ -1,19 +1,16 @@
 """A loop of one's own under a study: whole studies, against closed forms."""
 
 import math
-import runpy
 import time
 from collections import Counter
 from contextlib import nullcontext
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
-from own_loops import loss, study, train
 from processes import started
-from refusals import as_yaml, cases, refused
-from small import Data, Model, examples
+from refusals import as_yaml, cases, refused, text_cases
+from small import ARGUMENTS, Data, Model, examples
 from sqlalchemy import Pool, event
 
 import bstune
@@ -22,6 +19,34 @@ from bstune.core.records import Spec
 from bstune.report.hardware import survey_text
 from bstune.study.folder import read_records
 from bstune.trial.trial import Trial
+
+QUESTION = {name: ARGUMENTS[name] for name in ("target", "baseline", "batch_size", "budget")}
+QUESTION |= {"objective": "steps", "scaling": "linear", "trials": 5, "seeds": 1}
+
+
+def study(folder, name="own", **changes):
+    options = QUESTION | {"mlflow": {"uri": None}, "output": str(folder / "out")} | changes
+    return bstune.Study(name, storage=f"sqlite:///{folder}/study.db", **options)
+
+
+def loss(trial, step):
+    """It is 0.1 after 20 (1 + 40/B) steps at the rate B/320, and later at others."""
+    octaves = math.log2(trial.lr * 320 / trial.batch_size)
+    value = 2 * (1 + 40 / trial.batch_size) * (1 + octaves**2) / step
+    return value if octaves < 4 else math.nan
+
+
+def train(trial, save=lambda path, step: path.write_text(str(step))):
+    step = trial.first_step
+    if trial.resume_from is not None:
+        saved = trial.resume_from
+        assert int((saved / "step" if saved.is_dir() else saved).read_text()) == step
+    goes_on = True
+    while goes_on:
+        step += 2
+        goes_on = trial.report(step, loss(trial, step), seconds=0.01 * step)
+    if trial.worth_saving:
+        save(trial.save_to, step)
 
 
 def train_all(trials):
@@ -110,15 +135,11 @@ def train_on(trial, _):
     trial.report(trial.steps + 9, 1.0)
 
 
-@pytest.mark.parametrize(
-    "body, save, is_resumed",
-    [
-        (train, folder_of, True),
-        (train, lambda path, step: None, False),
-        # What is saved is of another step than the last one reported.
-        (train_on, folder_of, False),
-    ],
-)
+# What is saved last is of another step than the last one reported.
+SAVES = [(train, folder_of, True), (train, lambda *_: None, False), (train_on, folder_of, False)]
+
+
+@pytest.mark.parametrize("body, save, is_resumed", SAVES)
 def test_what_is_saved_is_resumed(body, save, is_resumed, tmp_path):
     # The best metric is sought by parts of the budget, the best of which are resumed.
     asked = {"objective": "metric", "target": "min val/loss", "budget": 200}
@@ -170,16 +191,13 @@ def test_what_is_asked_is_what_trials_are(options, tmp_path):
         assert ASKED[options](trial)
 
 
-@cases(
-    """
+@text_cases("""
 changes | words
 target: null, budget: null, baseline: null | target, budget, baseline, missing
 tune: {dropout: [0, 0.5]} | baseline, values, dropout
 precision: bf16-mixed, survey: off | precision, survey, bstune.tune
 trails: 3 | trails, trials
-""",
-    str,
-)
+""")
 def test_what_is_missing_or_of_no_use_is_told_at_once(changes, words, tmp_path):
     with refused(words):
         study(tmp_path, **as_yaml(changes))
@@ -264,14 +282,3 @@ def test_hugging_face_trials_resume_as_if_they_had_not_stopped(tmp_path):
         never = Trial(spec, trial.target, total_steps=own.result.budget.last_step(spec.batch_size))
         fit_trainer(never)
         assert set(never.history) <= set(record.history)
-
-
-def test_the_guides_example_runs(tmp_path, monkeypatch):
-    guide = (Path(__file__).parents[1] / "bstune/integrations/README.md").read_text()
-    blocks = [block.partition("```")[0] for block in guide.split("```python\n")[1:]]
-    example = next(block for block in blocks if '"blobs"' in block)
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "example.py"
-    file.write_text(example.replace("trials=32", "trials=2, seeds=1, mlflow={'uri': None}"))
-    runpy.run_path(str(file))
-    assert bstune.load("outputs/blobs").reached

@@ -1,6 +1,7 @@
-"""The plan as a pure function: what comes next for records written by hand."""
+"""What comes next for records written by hand, and the shares of a time limit."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,20 +12,24 @@ from bstune.config import options_from_python
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
-from bstune.study.deadline import Deadline
+from bstune.study.deadline import Deadline, least_limit, pilot_seconds
 from bstune.study.field import field_of
 from bstune.study.machine import RECORDED
 from bstune.study.make_plan import plan_line
 from bstune.study.next_step import fatal_error, next_step
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
+from bstune.study.progress import Progress
+from bstune.system.ticker import Ticker
 
 TARGET = Target("val/loss", 0.1, "min")
+QUESTION = Question(TARGET, Budget(steps=400, examples=60_000))
+OF_CURVE = {"question": Question(TARGET, Budget(steps=4000), "curve")}
 LIMITED = {"deadline": Deadline(0.0, 100.0)}
 
 
 def plan(**changes):
     fixed = {
-        "question": Question(TARGET, Budget(steps=400, examples=60_000)),
+        "question": QUESTION,
         "space": Space(4, 1200, 1e-3, 100.0, "sqrt", (64, 0.4)),
         "baseline": Configuration(batch_size=64, lr=0.4),
         "trials": 2,
@@ -123,17 +128,10 @@ MISSED = trials(f"""{BASELINE_TRIAL}search/0 120 1.0 missed 60
 search/1 120 1.0 missed 60""")
 
 
-@pytest.mark.parametrize(
-    "records, changes",
-    [
-        (SEARCHED, {"seeds": 0}),
-        # Nothing but the baseline reached the target.
-        (MISSED, {}),
-        (SEARCHED, {"question": Question(TARGET, Budget(steps=2000), "curve")}),
-    ],
-)
-def test_nothing_to_confirm_is_the_end(records, changes):
-    assert following(records, **changes) == Done()
+def test_nothing_to_confirm_is_the_end():
+    # In the second nothing but the baseline reached the target.
+    for records, changes in ((SEARCHED, {"seeds": 0}), (MISSED, {}), (SEARCHED, OF_CURVE)):
+        assert following(records, **changes) == Done()
 
 
 def test_a_resumption_keeps_the_seed():
@@ -213,7 +211,7 @@ search/0 64 1.2 reached 60 steps_low: 59""")
     [("steps", 240), ("time", math.ceil(240 * (1 + 120 / 64) / 2))],
 )
 def test_under_a_time_limit_the_baseline_runs_to_four_times_the_best(objective, limit):
-    question = Question(TARGET, Budget(steps=400, examples=60_000), objective)
+    question = replace(QUESTION, objective=objective)
     records = trials(f"""{ONE}
 search/1 120 1.0 missed 60
 seed/1/0 120 1.0 reached 60 steps_low: 59, repeats: 1
@@ -242,7 +240,6 @@ def test_a_robust_configuration_takes_over_from_one_that_misses():
 @pytest.mark.parametrize("count, octaves, is_done", [(9, 0, False), (24, 1, True)])
 def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, is_done):
     """By the draws of a decision 9 trials at one rate would do; by the answer's they do not."""
-    curve = {"question": Question(TARGET, Budget(steps=4000), "curve"), "baseline": None}
     noise = np.random.default_rng(10)
     records = []
     for place, size in enumerate(np.geomspace(8, 1024, count).round().astype(int).tolist()):
@@ -250,7 +247,8 @@ def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, i
         lr = 0.05 * math.sqrt(size) * 2.0 ** (octaves * (place % 3 - 1))
         number, low = f"search/{place}", {"steps_low": steps - 1}
         records.append(record(place, number, "reached", steps, size, lr, **low))
-    assert (following(records, **curve, trials=100, seed=10) == Done()) == is_done
+    step = following(records, **OF_CURVE, baseline=None, trials=100, seed=10)
+    assert (step == Done()) == is_done
 
 
 # What came of trials in a row, each with its batch size.
@@ -297,11 +295,8 @@ search/1 150 1.0 reached 62 seconds_per_step: null""")
     assert min(field.candidates, key=lambda one: one.log_value).number == best
 
 
-ENDS = {"question": Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)}
-
-
 def test_schedules_that_end_with_their_trials():
-    ends = ENDS | {"trials": 1}
+    ends = {"question": replace(QUESTION, schedule_ends=True), "trials": 1}
     asked = following([], **ends)
     assert asked.max_steps == asked.schedule_steps == 938
     records = trials("""baseline 64 0.4 reached 200 schedule_steps: 938
@@ -322,24 +317,77 @@ seed/1/0 120 1.0 reached 80 steps_low: 78, schedule_steps: 300, repeats: 1""")
     assert asked.max_steps == math.ceil(4 * 79.5 * (1 + 120 / 64) / 2)
 
 
-@cases(
-    """
+@cases("""
 step_time | deadline | words
 null | null | null
 2 | null | null
 5 | null | 78 min
 5 | 6000 | null
 5 | 3000 | 78 min
-"""
-)
+""")
 def test_a_trial_that_takes_long_is_told(step_time, deadline, words):
     """The baseline's budget is 938 steps."""
-    question = Question(
-        TARGET,
-        Budget(steps=400, examples=60_000),
-        budget_step_time=None if step_time is None else lambda batch_size: step_time,
-    )
+    question = replace(QUESTION, budget_step_time=step_time and (lambda batch_size: step_time))
     made = plan(question=question, deadline=deadline and Deadline(0.0, deadline))
     options = options_from_python(target="val/loss <= 0.1", budget=400)
     _, *told = plan_line("a", options, made, RECORDED).splitlines()
     assert [words in line for line in told] == ([True] if words else [])
+
+
+# 100 s from second 10 on; the start took 4, and the answer is expected to take 5.2.
+LIMIT = Deadline(began=10.0, seconds=100.0, start=4.0)
+
+
+def test_the_shares_of_what_the_start_leaves():
+    assert (LIMIT.end, LIMIT.shared) == pytest.approx((104.8, 90.8))
+    assert LIMIT.preparation_seconds == pytest.approx(9.08)
+    assert LIMIT.baseline_seconds == pytest.approx(18.16)
+    assert LIMIT.preflight_until == pytest.approx(32.16)
+
+
+@cases("""
+preparation | baseline | confirmation | end
+# Half as long again as expected, a tenth at least; others have half.
+0.0 | 1.0 | 10.0 | 89.8
+0.0 | 1.0 | 0.1 | 95.72
+0.0 | 1.0 | 90.0 | 60.4
+9.08 | 99.0 | 90.0 | 86.64
+""")
+def test_the_search_leaves_time_for_new_seeds(preparation, baseline, confirmation, end):
+    limit = replace(LIMIT, preparation=preparation)
+    assert limit.search_end(baseline, confirmation) == pytest.approx(end)
+
+
+@pytest.mark.parametrize("now, until", [(16.0, 41.0), (90.0, 90.0 + 90.8 / 30), (104.0, 104.8)])
+def test_a_trial_has_a_third_of_what_is_left(now, until):
+    assert LIMIT.trial_until(now, search_end=91.0) == pytest.approx(until)
+
+
+def test_a_start_that_takes_the_limit_leaves_nothing():
+    assert Deadline(0.0, 10.0, start=12.0).shared == 0.0
+    assert Deadline(0.0, 1000.0, start=60.0).end == 985.0
+    assert (pilot_seconds(None), pilot_seconds(30.0)) == pytest.approx((10.0, 2.0))
+    # 10 s late with the 3.2 s that MLflow takes.
+    assert LIMIT.allows_mlflow(116.0)
+    assert not LIMIT.allows_mlflow(117.0)
+
+
+@cases("""
+start | trials | limit
+3.0 | [] | 20.0
+12.0 | [40, 40] | 107.0
+""")
+def test_the_least_limit(start, trials, limit):
+    assert least_limit(start, trials) == pytest.approx(limit)
+
+
+def test_what_goes_on_is_the_running_trial():
+    lines = []
+    ticker = Ticker(lines.append)
+    progress = Progress(ticker, plan(), [], lines.append)
+    progress.trial_begins(SEARCHED[1], lambda: "step 30 of 60, val/loss 0.21")
+    assert "step 30 of 60, val/loss 0.21" in ticker.doing()
+    progress.finished(SEARCHED[1])
+    assert "step 30" not in ticker.doing()
+    # The heads of the columns, and the trial.
+    assert len(lines) == 2

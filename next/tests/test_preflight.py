@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from refusals import cases, refused
-from small import EXAMPLES, QUIET, Batches, Data, Model, examples
+from small import EXAMPLES, QUIET, Batches, Data, Model, examples, scheduled
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -182,18 +182,6 @@ def test_data_and_module_alone_in_yaml():
             look_up(recipe_of(parts | changes, OPTIONS))
 
 
-def scheduled(make, interval="step"):
-    """A module whose schedule ``make`` makes of the Trainer and an optimizer."""
-
-    class Scheduled(Model):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
-            schedule = make(self.trainer, optimizer)
-            return [optimizer], [{"scheduler": schedule, "interval": interval}]
-
-    return Scheduled
-
-
 def one_cycle_of(optimizer, steps):
     return lr_scheduler.OneCycleLR(optimizer, optimizer.param_groups[0]["lr"], steps)
 
@@ -273,16 +261,11 @@ class SavesAnObject(Model):
         checkpoint["own"] = Path()
 
 
-class ReadsTraining(Model):
+class LogsTraining(Model):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("loss", loss, on_step=False, on_epoch=True)
         return loss
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
-        schedule = {"scheduler": lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "loss"}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
 class NoRate(Model):
@@ -305,11 +288,16 @@ class RateByHook(NoRate):
         self.optimizers().param_groups[0]["lr"] = self.lr
 
 
+class Manual(Model):
+    automatic_optimization = False
+
+
 class Sum(Model):
     def training_step(self, batch, batch_idx):
         return len(batch[0]) * self.loss(batch)
 
 
+ReadsTraining = scheduled(fixed(lr_scheduler.ReduceLROnPlateau), "epoch", "loss", LogsTraining)
 Steps = scheduled(fixed(lr_scheduler.StepLR, 100))
 Restarts = scheduled(fixed(lr_scheduler.CosineAnnealingWarmRestarts, 20))
 CycleOfEpochs = scheduled(one_cycle, "epoch")
@@ -359,6 +347,7 @@ def test_without_time_trials_are_not_resumed():
 @cases("""
 module | target | words
 Overwritten | min val/loss | Overwritten, lr=0.2
+Manual | min val/loss | Manual, noise_scale
 NoRate | min val/loss | rate, NoRate, 0.05
 NoOptimizer | min val/loss | rate, NoOptimizer
 Scores | val_loss <= 0.1 | val_loss, score, val/loss
@@ -367,7 +356,8 @@ CycleOf160 | min val/loss | OneCycleLR, total_steps=self.trainer.estimated_stepp
 CosineOf10 | min val/loss | CosineAnnealingLR, epoch 10, 64, T_max=self.trainer.max_epochs
 """)
 def test_preflight_refuses(module, target, words):
-    of_project = recipe(of_name(module), override_lr=module == "Overwritten")
+    options = {"override_lr": module == "Overwritten", "noise_scale": module == "Manual"}
+    of_project = recipe(of_name(module), **options)
     with refused(words):
         preflight(of_project, (1, 16, 64), 0.1, BUDGET, Target.parse(target))
 

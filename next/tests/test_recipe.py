@@ -6,7 +6,7 @@ import cloudpickle
 import pytest
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
-from refusals import as_yaml, cases, refused
+from refusals import as_yaml, cases, refused, text_cases
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -27,8 +27,7 @@ trainer: null
 """)
 
 
-@cases(
-    """
+@text_cases("""
 node | built
 data: {_target_: builtins.dict, root: '${data_root}', size: '${trial.batch_size}'} | \
 root: /data, size: 8
@@ -36,9 +35,7 @@ module: {_target_: builtins.dict, a: '${.inner.lr}', x: ['${trial.lr}', '${trial
 inner: {_target_: builtins.dict, lr: '${trial.lr}', w: '${width}'}} | \
 a: 0.25, x: [0.25, 3], inner: {lr: 0.25, w: 7}
 trainer: {a: '${trial.total_steps}', b: [{_target_: builtins.int}]} | a: 100, b: [0]
-""",
-    str,
-)
+""")
 def test_nodes(node, built):
     given = as_yaml(node)
     recipe = recipe_of(PARTS | given, OPTIONS)
@@ -48,8 +45,7 @@ def test_nodes(node, built):
     assert cloudpickle.loads(pickled)(TRIAL) == as_yaml(built)
 
 
-@cases(
-    """
+@text_cases("""
 parts | words
 module: null | module, _target_
 algorithm: {lr: 1} | algorithm._target_
@@ -57,9 +53,7 @@ data: {_target_: a.B, x: '${nope}'} | data.x, nope
 # Where a run stops is no end of a schedule.
 data: {_target_: a.B, x: '${trial.max_steps}'} | data.x, trial.max_steps, total_steps
 trainer: {x: '${oc.env:BSTUNE_NOPE}'} | trainer.x, BSTUNE_NOPE
-""",
-    str,
-)
+""")
 def test_nodes_that_are_refused(parts, words):
     with refused(words):
         recipe_of(PARTS | as_yaml(parts), OPTIONS)

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from search_records import spec
-from small import Batches, step_by_hand, trained
+from small import Batches, scheduled, step_by_hand, trained
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ConstantLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,9 +33,6 @@ STEPS = 40
 
 class Plain(LightningModule):
     """Batch normalisation and dropout, with momentum."""
-
-    monitor = "val_loss"
-    interval = "epoch"
 
     def __init__(self, trial):
         super().__init__()
@@ -62,46 +59,30 @@ class Plain(LightningModule):
         torch.rand(3)  # an evaluation that takes random numbers
         self.log("val_loss", self.loss(batch))
 
-    def schedule(self, optimizer):
-        return None
-
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.trial.lr, momentum=0.9)
-        schedule = self.schedule(optimizer)
-        if schedule is None:
-            return optimizer
-        config = {"scheduler": schedule, "interval": self.interval, "monitor": self.monitor}
-        return {"optimizer": optimizer, "lr_scheduler": config}
+        return torch.optim.SGD(self.parameters(), lr=self.trial.lr, momentum=0.9)
 
 
-class EpochSchedule(Plain):
-    def schedule(self, optimizer):
-        return StepLR(optimizer, 2, 0.7)
+def by_steps(trainer, optimizer):
+    return StepLR(optimizer, 2, 0.7)
 
 
-class StepSchedule(EpochSchedule):
-    interval = "step"
-
-
-class OneCycle(StepSchedule):
+def one_cycle(trainer, optimizer):
     """Its length is asked for before a checkpoint is read."""
-
-    def schedule(self, optimizer):
-        return OneCycleLR(optimizer, 0.1, total_steps=self.trainer.estimated_stepping_batches + 1)
+    return OneCycleLR(optimizer, 0.1, total_steps=trainer.estimated_stepping_batches + 1)
 
 
-class Plateau(Plain):
-    def schedule(self, optimizer):
-        return ReduceLROnPlateau(optimizer, patience=0, threshold=0.2, factor=0.7)
+def plateau(threshold):
+    settings = {"patience": 0, "threshold": threshold, "factor": 0.7}
+    return lambda trainer, optimizer: ReduceLROnPlateau(optimizer, **settings)
 
 
-class PlateauOnTraining(Plain):
-    """It reads the epoch's mean training loss, of which no checkpoint keeps the part so far."""
-
-    monitor = "loss"
-
-    def schedule(self, optimizer):
-        return ReduceLROnPlateau(optimizer, patience=0, threshold=0.03, factor=0.7)
+EpochSchedule = scheduled(by_steps, "epoch", base=Plain)
+StepSchedule = scheduled(by_steps, base=Plain)
+OneCycle = scheduled(one_cycle, base=Plain)
+Plateau = scheduled(plateau(0.2), "epoch", "val_loss", Plain)
+# It reads the epoch's mean training loss, of which no checkpoint keeps the part so far.
+PlateauOnTraining = scheduled(plateau(0.03), "epoch", "loss", Plain)
 
 
 class Manual(Plain):
@@ -157,15 +138,19 @@ class OfTwo(Plain):
         return self.loss(batch["one"]) + self.loss(batch["two"][0])
 
 
-class LiteralRate(StepSchedule):
+class Literal(Plain):
     """Its rate is put into the groups."""
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=3.0, momentum=0.9)
-        schedule = SequentialLR(
-            optimizer, [ConstantLR(optimizer, 0.5, 9), StepLR(optimizer, 2, 0.9)], [9]
-        )
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        return torch.optim.SGD(self.parameters(), lr=3.0, momentum=0.9)
+
+
+def in_turn(trainer, optimizer):
+    parts = [ConstantLR(optimizer, 0.5, 9), StepLR(optimizer, 2, 0.9)]
+    return SequentialLR(optimizer, parts, [9])
+
+
+LiteralRate = scheduled(in_turn, base=Literal)
 
 
 def scaler():

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import search_records
-from refusals import as_yaml, cases, refused
+from refusals import as_yaml, cases, refused, text_cases
 from results import result as drawn_result
 from search_records import history
 
@@ -16,6 +16,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.options import differing, with_question
 from bstune.report.figure import curve_figure
+from bstune.study.commands import stored_commands
 from bstune.study.plan import Plan
 from bstune.study.retarget import critical_over_targets, records_ended_by, retargeted
 from bstune.trial.table import find_table, train
@@ -134,35 +135,48 @@ GIVEN = {"target": "val/loss <= 0.1", "batch_size": (8, 64), "baseline": (16, 0.
 BY_METRIC = "objective: metric, target: min val/loss, wall_seconds: 300, budget: {seconds: 60}"
 
 
-@cases(
-    f"""
+@text_cases(f"""
 changes | asked | differs
 - | target: 0.2 | target: val/loss <= 0.2
 - | budget: {{steps: 50}} | objective: metric, target: min val/loss, budget.steps: 50
 {BY_METRIC} | target: 0.2 | objective: time, target: val/loss <= 0.2
 {BY_METRIC} | budget: {{steps: 9}} | budget.steps: 9, budget.seconds: null
-""",
-    str,
-)
+""")
 def test_options_of_another_question(changes, asked, differs):
     own = options_from_python(workload="w", **GIVEN | as_yaml(changes))
     assert differing(own, with_question(own, as_yaml(asked))) == as_yaml(differs)
 
 
-@cases(
-    """
+@text_cases("""
 asked | words
 target: val/loss >= 0.2 | min val/loss
 target: .nan | nan
 target: 0.2, budget: {seconds: 30} | metric
 budget: {seconds: -1} | budget.seconds
 trials: 3 | trials
-""",
-    str,
-)
+""")
 def test_what_cannot_be_asked_is_one_line(asked, words):
     with refused(words):
         with_question(options_from_python(workload="w", **GIVEN), as_yaml(asked))
+
+
+@text_cases("""
+way | command | again | best
+command | python -m bstune +workload=w trials=8 | python -m bstune +workload=w trials=8 \
+'target=a <= 0.2' study=s-2 | python -m bstune +workload=w 'target=a <= 0.2' \
+trial.batch_size=64 trial.lr=0.5
+tune | bstune.tune(..., name='s') | bstune.tune(..., name='s-2', target='a <= 0.2') | result.train()
+loop | bstune.Study(..., name='s') | bstune.Study(..., name='s-2', target='a <= 0.2') | batch \
+size 64 and lr 0.5 in your own loop
+application | python train.py -m | python train.py -m 'hydra.sweeper.target="a <= 0.2"' \
+hydra.sweeper.study=s-2 | batch size 64 and lr 0.5 in your application
+""")
+def test_a_stored_study_is_asked_again_the_way_it_was_begun(way, command, again, best):
+    own = options_from_python(study="s", target="a <= 0.1", baseline=(64, 0.1), budget=9)
+    asked = stored_commands(way, command, own, with_question(own, {"target": 0.2}))
+    assert (asked.study({}), asked.train(64, 0.5, None)) == (again, best)
+    # Without another question it stays the same study.
+    assert stored_commands(way, command, own, own).study({}) == command
 
 
 def test_b_crit_over_easier_targets():

@@ -19,12 +19,11 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from processes import started
-from refusals import cases, refused
+from refusals import cases, refused, text_cases
 from small import ARGUMENTS, EXAMPLES, Counts, Data, Model, WithTest
 
 import bstune
 from bstune.__main__ import main
-from bstune.config import jobs_of_sweep
 from bstune.core.errors import BstuneError
 
 
@@ -221,8 +220,6 @@ def test_several_studies_whichever_fails(tmp_path, capsys):
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     result = bstune.load(folder)
     assert result.study == folder.name == "replay-fashion_mlp"
-    names = [f"x/replay-{pair}" for pair in ("a-0", "a-1", "b-0", "b-1")]
-    assert list(jobs_of_sweep(["+workload=replay", "table=a,b", "seed=0,1", "output=x"])) == names
     # It tells what it measured, at powers of two.
     assert (result.reached, result.configurations) == (True, 6)
     assert set() < {one.batch_size for one in result.measured} <= {8 * 2**k for k in range(10)}
@@ -231,8 +228,7 @@ def test_several_studies_whichever_fails(tmp_path, capsys):
     assert capsys.readouterr().err.count("-m ") >= 2
 
 
-@cases(
-    """
+@text_cases("""
 command | named
 +workload=digit {places} | digits
 +workload=replay table=fashion_mlp trails=3 {places} | trials
@@ -242,9 +238,7 @@ reprot x | report
 report | folder
 survey | workload
 survey +workload=replay table=fashion_mlp | recorded
-""",
-    str,
-)
+""")
 def test_a_bad_command_line_is_one_line_with_status_2(tmp_path, capsys, command, named):
     command = command.format(places=" ".join(places(tmp_path)), folder=tmp_path)
     assert main(command.split()) == 2

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from refusals import cases
+from refusals import text_cases
 
 from bstune.core.errors import InputError
 from bstune.system.secrets import hide, hide_in_error, hide_in_text, is_secret
@@ -26,17 +26,14 @@ def test_other_keys(key):
     assert hide({key: "word"}) == {key: "word"}
 
 
-@cases(
-    """
+@text_cases("""
 value | hidden
 {password: 1234} | {password: '***'}
 {token: true, secret: null} | {token: true, secret: null}
 {token: '${oc.env:HF_TOKEN}'} | {token: '${oc.env:HF_TOKEN}'}
 {credentials: {user: me, key: k}} | {credentials: '***'}
 {storage: 'x://me:pw@host/db', lr: 0.1} | {storage: 'x://me:***@host/db', lr: 0.1}
-""",
-    str,
-)
+""")
 def test_values(value, hidden):
     assert hide(yaml.safe_load(value)) == yaml.safe_load(hidden)
 
@@ -45,8 +42,7 @@ def test_a_value_with_a_name():
     assert hide("s3cret", "mlflow.password") == "***"
 
 
-@cases(
-    """
+@text_cases("""
 text | hidden
 no route to x://me:pw@host:5432/db | no route to x://me:***@host:5432/db
 postgresql+psycopg://me:p@s/w@host/db | postgresql+psycopg://me:***@host/db
@@ -71,23 +67,18 @@ x://${oc.env:ME}:pw@host | x://${oc.env:ME}:***@host
 http://localhost:5000/a@b | http://localhost:5000/a@b
 postgresql://me@host/db | postgresql://me@host/db
 sqlite:///a.db, me@host, token: word | sqlite:///a.db, me@host, token: word
-""",
-    str,
-)
+""")
 def test_texts(text, hidden):
     assert hide_in_text(text) == hidden
     assert hide_in_text(hidden) == hidden
 
 
-@cases(
-    """
+@text_cases("""
 told | hidden
 no host 'w@host' (x://me:p@w@host) | no host '***@host' (x://me:***@host)
 no URL: postgresql//me:pw@host/db | no URL: postgresql//me:***@host/db
 access denied for me | access denied for me
-""",
-    str,
-)
+""")
 def test_what_a_driver_tells_of_a_url(told, hidden):
     assert hide_in_error(told) == hidden
 

@@ -1,7 +1,6 @@
 """A study in Optuna's storage: claims, records, kills, settings, and what Optuna shows."""
 
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -15,7 +14,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 from postgres import free_port
-from refusals import cases, refused
+from refusals import cases, refused, text_cases
 
 from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.core.question import Question
@@ -42,14 +41,6 @@ def ask(place="search/0", **changes):
 def record_of(spec, status="reached", **changes):
     fields = {"steps": 30, "seconds_per_step": 0.5, "history": ((10, 0.5), (30, 0.1))}
     return Record(**spec.model_dump(), status=status, **(fields | changes))
-
-
-def test_a_record_comes_back_as_it_was(tmp_path):
-    storage = open_study(tmp_path)
-    record = record_of(storage.claim(ask()), history=((10, math.nan), (30, 0.1)))
-    storage.finish(record)
-    assert open_study(tmp_path).records() == [record]
-    assert storage.running() == []
 
 
 @cases("""
@@ -194,13 +185,6 @@ def test_over_a_proxy_the_trial_of_a_killed_machine_waits_for_who_is_at_the_data
         other.records()
 
 
-def test_another_studys_settings_are_refused(tmp_path):
-    open_study(tmp_path, settings={"target": "a", "batch_size": [4, 8]})
-    open_study(tmp_path, settings={"target": "a", "batch_size": (4, 8)})
-    with refused("target", StudyError):
-        open_study(tmp_path, settings={"target": "b", "batch_size": [4, 8]})
-
-
 @cases("""
 url
 nosuch://me:s3cret@host/x
@@ -247,8 +231,7 @@ def test_settings_have_no_secrets(tmp_path):
     assert b"pw" not in (tmp_path / "study.db").read_bytes()
 
 
-@cases(
-    """
+@text_cases("""
 table | changes
 alembic_version | version_num='v0.0.1'
 study_user_attributes | value_json='[1]'
@@ -256,9 +239,7 @@ study_user_attributes | value_json='{'
 trial_user_attributes | value_json='"{}"'
 trial_user_attributes | value_json='5'
 trial_user_attributes | value_json='null'
-""",
-    str,
-)
+""")
 def test_what_another_program_wrote_is_refused(tmp_path, table, changes):
     storage = open_study(tmp_path)
     storage.finish(record_of(storage.claim(ask())))

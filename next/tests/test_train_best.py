@@ -5,6 +5,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from refusals import cases
 from small import EXAMPLES, QUIET, Counts, Data, Model, WithTest, step_by_hand
+from test_run import own, places
 
 from bstune.__main__ import main
 from bstune.config import options_from_python
@@ -60,28 +61,14 @@ def test_exactly_the_steps_are_trained(tmp_path, kind, micro_batch_size, steps, 
         assert left == pytest.approx(1 - steps / total)
 
 
-OWN = """
-target: val/loss <= 0.9
-baseline: {batch_size: 16, lr: 0.05}
-batch_size: {low: 2, high: 128}
-budget: {steps: 500, examples: 20_000}
-threads: 1
-data: {_target_: small.Data}
-module: {_target_: small.Counts}
-"""
-
-
 @pytest.mark.parametrize("steps, as_file", [(37, True), (2, False)])
 def test_a_command_trains_the_steps_that_it_names(tmp_path, capsys, steps, as_file):
-    (tmp_path / "workload").mkdir()
-    (tmp_path / "workload" / "own.yaml").write_text(OWN)
     best = tmp_path / "best.yaml"
     best.write_text(f"trial: {{batch_size: 16, lr: 0.01, steps: {steps}}}")
     given = ["trial.batch_size=16", "trial.lr=0.01", f"trial.steps={steps}"]
-    command = ["--config-dir", str(tmp_path), "+workload=own", "workers=0", "device=cpu"]
-    places = [f"output={tmp_path}/out", f"storage=sqlite:///{tmp_path}/study.db"]
     # The target is met on the way.
-    assert main([*command, *places, *([f"trial={best}"] if as_file else given)]) == 0
+    command = [*own(tmp_path, "Counts"), *places(tmp_path), "workers=0", "target=val/loss <= 0.9"]
+    assert main([*command, *([f"trial={best}"] if as_file else given)]) == 0
     assert Counts.calls == [16] * steps
     assert f"{steps} steps" in capsys.readouterr().out
 

@@ -53,7 +53,7 @@ def read_rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def run_gate(description, file, measure, summary, seeds, wanted=lambda **job: True, **options):
+def run_gate(description, file, measure, summary, seeds, **options):
     """A gate's command: add the rows that its file lacks, and print a summary of all.
 
     Args:
@@ -62,7 +62,6 @@ def run_gate(description, file, measure, summary, seeds, wanted=lambda **job: Tr
         measure: gives a row's other fields; its arguments are ``seed`` and those of the options.
         summary: gives lines, of all rows.
         seeds: how many, unless ``--seeds`` says; 0: only sum up; None: rows have no seed.
-        wanted: whether there is such a row.
         options: each with the field that it sets, and its values.
     """
 
@@ -79,7 +78,7 @@ def run_gate(description, file, measure, summary, seeds, wanted=lambda **job: Tr
     fields |= {field: getattr(given, field) for field, _ in options.values()}
     jobs = [dict(zip(fields, values, strict=True)) for values in product(*fields.values())]
     given.rows.parent.mkdir(parents=True, exist_ok=True)
-    for job in [job for job in jobs if wanted(**job)]:
+    for job in jobs:
         done = [{field: row.get(field) for field in job} for row in read_rows(given.rows)]
         if job not in done:
             row = {

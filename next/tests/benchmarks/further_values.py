@@ -39,14 +39,12 @@ class FurtherValues(Problem):
         widths: coordinates from there at which log S has risen by 1/2.
         slope: octaves that the best rate rises by over the first value's range.
         is_one_sided: whether the second one costs nothing below its best.
-        costs_tau: whether steps cost tau(B), as in the rows of TPE, or what the table's cells do.
     """
 
     best_places: tuple[float, float] = (0.5, 0.5)
     widths: tuple[float, float] = (0.5, 0.5)
     slope: float = 0.0
     is_one_sided: bool = False
-    costs_tau: bool = False
 
     @cached_property
     def space(self):
@@ -63,10 +61,6 @@ class FurtherValues(Problem):
         law = self.table.law
         return replace(law, s_min=law.s_min * cost, lr=law.lr * moved)
 
-    def step_cost(self, batch_size, seconds):
-        """What a step of so many seconds costs."""
-        return self.table.step_time(batch_size) if self.costs_tau else seconds
-
     def outcome(self, asked, seed):
         """How a trial ends."""
         table = replace(self.table, law=self.law_at(asked.values))
@@ -81,7 +75,7 @@ class FurtherValues(Problem):
 
 
 @cache
-def problem_of(kind, seed, costs_tau):
+def problem_of(kind, seed):
     """The problem of a kind and a seed."""
     rng = np.random.default_rng([seed, 7])
     slope = 0.0
@@ -93,7 +87,6 @@ def problem_of(kind, seed, costs_tau):
         widths=tuple(rng.uniform(0.25, 0.75, 2)),
         slope=slope,
         is_one_sided=kind == "one-sided",
-        costs_tau=costs_tau,
     )
 
 
@@ -107,7 +100,7 @@ SEARCHES = {
 def measure(kind, sampler, seed):
     """One search."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return search_row(problem_of(kind, seed, sampler == "tpe"), seed, SEARCHES[sampler])
+    return search_row(problem_of(kind, seed), seed, SEARCHES[sampler])
 
 
 def summary(rows):

@@ -126,11 +126,7 @@ def killed(workload, workers, kills, seed, folder, url):
     places = Counter(record.place for number, record in records.items() if number not in failed)
     searched = sorted(int(p.split("/")[1]) for p in places if p.startswith("search/"))
     return {
-        "storage": url.partition(":")[0],
-        "records_at_last_kill": len(seen),
-        "trials": len(study.trials),
         "records": len(records),
-        "asked_again": len(study.trials) - len(records),
         "lost": lost,
         "failed": len(failed),
         "doubled": sum(count - 1 for count in places.values()),

@@ -43,8 +43,6 @@ FIRST_EVALUATION = 1 / 150
 STEPS_A_STEP = 1000.0
 # The seeds of cells whose metric is so little above the best cell's tell the deviation.
 NEAR_BEST = 0.10
-
-
 SHARES = CADENCE ** -np.arange(int(-math.log(FIRST_EVALUATION) / math.log(CADENCE)), -1, -1.0)
 
 

@@ -149,26 +149,20 @@ def of_verdict(result, rows, records, folder):
     if line.lower() != result.verdict:
         yield f"line 1 says {line}, the result {result.verdict}"
     gain = result.improvement if result.seeks_metric else result.speedup
-    none, small = 1.0, 1.25
-    low = high = None
+    expected = ("use", "not yet") if result.baseline is None else ("not yet",)
     if gain is not None:
-        low, high = gain.low, gain.high
-        ends = (-math.inf if low is None else low, math.inf if high is None else high)
-        if not ends[0] - ROUNDING <= gain.value <= ends[1] + ROUNDING:
+        low = -math.inf if gain.low is None else gain.low
+        high = math.inf if gain.high is None else gain.high
+        if not low - ROUNDING <= gain.value <= high + ROUNDING:
             yield f"the interval {low} to {high} leaves out {gain.value}"
-        if result.seeks_metric:
-            none, small = 0.0, 0.5 * gain.deviation
-    is_switch = low is not None and low > none
-    # Where nothing is better at all, no deviation is needed to say so.
-    is_keep = high is not None and (high < small or high <= none)
-    if (result.verdict == "switch") != is_switch and result.reached:
+        none, small = (0.0, 0.5 * gain.deviation) if result.seeks_metric else (1.0, 1.25)
+        if low > none:
+            expected = ("switch",)
+        # Where nothing is better at all, no deviation is needed to say so.
+        elif high < small or high <= none:
+            expected = ("keep",)
+    if result.reached and result.verdict not in expected:
         yield f"{result.verdict} with {gain}"
-    if result.verdict == "keep" and not is_keep:
-        yield f"keep with {gain}"
-    if result.verdict == "use" and result.baseline is not None:
-        yield "use beside a baseline"
-    if result.verdict == "not yet" and is_keep and not is_switch:
-        yield f"not yet with {gain}"
 
 
 def of_best(result, rows, records, folder):

@@ -1,20 +1,17 @@
 """Gate *schedule lengths*: searches that choose the length of schedules that end with trials.
 
-    python tests/benchmarks/schedule_lengths.py [--seeds 10] [--problems ...]
+    python tests/benchmarks/schedule_lengths.py [--seeds 16] [--problems ...]
 
-Problems are two tables of recorded runs and 16 synthetic laws (one seed each), each without and
-with the baseline first (with the whole budget as its schedule, and the square-root rule through it;
+Problems are two tables of recorded runs, and synthetic laws, one a seed, each without and with the
+baseline first (with the whole budget as its schedule, and the square-root rule through it;
 else it goes through the middle of both ranges). No clock goes in. A row has, after 10, 20 and 40
-times the least cost of any batch size, rate and length, the search's choice: ``fresh``, what its
-configuration and length take on new seeds until one reaches the target, runs that miss included,
-and ``own``, its own trial; both over that least cost.
+times the least cost of any batch size, rate and length, ``fresh``: what the configuration and the
+length of the search's choice take on new seeds until one reaches the target, runs that miss
+included, over that least cost.
 
 A law: a run of length h reaches the target if h is at least S(B, lr) exp(0.1 z), z drawn by its
 seed, at step S^(1 - m) h^m; at its end the metric is f + (goal - f)(S/h)^p with noise. S is the
 law of McCandlish et al. with a parabola in log2(lr/lr*(B)), and beyond an edge a run diverges.
-
-The old rows are those of bstune 0.1 (38d319c7, ``bench_horizon.py``, code "now" of its
-``horizon.jsonl``), of the same problems.
 """
 
 import math
@@ -26,25 +23,21 @@ from operator import itemgetter
 
 import numpy as np
 import synthetic
-from common import ENDS, RESAMPLES, ROWS, WORST, read_rows, run_gate
+from common import run_gate
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Budget, Record, Spec
-from bstune.core.space import Space
-from bstune.search.decide import propose
+from bstune.core.records import Budget
 from bstune.search.findings import predictions
 from bstune.search.posterior import sample_posterior
+from bstune.sweeps.search_benchmark import Problem, ratio_after, search
 from bstune.trial.recorded_run import Outcome
 from bstune.trial.table import Table, find_table
 
 # Spendings at which choices are judged, in least costs.
 SPENDINGS = (10.0, 20.0, 40.0)
-LAWS = tuple(f"law {number}" for number in range(16))
 # What the recorded workloads use today.
 BASELINES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
-MOST_TRIALS = 400
-OLD = ROWS / "schedule_lengths_old.jsonl"
 # The noise of a law's metric.
 METRIC_NOISE = 0.03
 # Lengths over S among which a law's least cost lies.
@@ -54,15 +47,14 @@ TABLE_LENGTHS = 60
 
 
 @dataclass(frozen=True)
-class Law:
+class Law(synthetic.Law):
     """A synthetic law; see the module."""
 
-    of: synthetic.Law
-    power: float
-    floor: float
-    share: float
-    budget_factor: float
-    off: tuple[float, float]
+    power: float = 1.0
+    floor: float = 0.0
+    share: float = 1.0
+    budget_factor: float = 1.0
+    off: tuple[float, float] = (0.0, 0.0)
 
     target = synthetic.TARGET
     range = (8, 4096)
@@ -73,7 +65,7 @@ class Law:
         """The law of a number, in the order of draws of 0.1's benchmark."""
         rng = np.random.default_rng([number, 5])
         return Law(
-            of=synthetic.draw_law("noise 10%", number),
+            **vars(synthetic.draw_law("noise 10%", number)),
             power=math.exp(rng.uniform(math.log(0.3), math.log(1.2))),
             floor=rng.uniform(0.0, 0.08),
             share=(0.2, 0.5, 0.8, 1.0)[number % 4],
@@ -83,33 +75,34 @@ class Law:
 
     def step_time(self, batch_size):
         """tau(B), in seconds."""
-        return self.of.overhead + self.of.per_example * batch_size
+        return self.overhead + self.per_example * batch_size
 
     def outcome(self, batch_size, lr, seed, target, length):
-        """How a run ends; the evaluation before was 5% of the steps earlier."""
+        """How a run ends; the evaluation before a hit was 5% of the steps earlier, a miss."""
         rng = np.random.default_rng([seed, 77])
         tau = self.step_time(batch_size)
-        shortest = self.of.steps(batch_size, lr)
+        shortest = self.steps(batch_size, lr)
         if shortest is None:
-            end = max(1, round(0.1 * min(length, self.of.curve(batch_size))))
+            end = max(1, round(0.1 * min(length, self.curve(batch_size))))
             return Outcome(None, end, tau, (), diverged=True)
-        shortest *= math.exp(self.of.noise * rng.standard_normal())
+        shortest *= math.exp(self.noise * rng.standard_normal())
         height = (shortest / length) ** self.power * math.exp(METRIC_NOISE * rng.standard_normal())
         goal = target.goal
         value = min(self.floor + (goal - self.floor) * height, synthetic.START)
+        missed = math.nextafter(goal, 1.0)
         if length < shortest:
-            value = max(value, math.nextafter(goal, 1.0))
-            return Outcome(None, length, tau, ((length, value),), diverged=False)
+            return Outcome(None, length, tau, ((length, max(value, missed)),), diverged=False)
         steps = min(max(1, round(shortest ** (1.0 - self.share) * length**self.share)), length)
         value = min(value, goal) if steps == length else goal
-        return Outcome(steps, steps, tau, ((steps, value),), diverged=False)
+        history = (steps - max(1, steps // 20), missed), (steps, value)
+        return Outcome(steps, steps, tau, history, diverged=False)
 
     def cost(self, batch_size, lr, length):
         """Seconds until a new seed reaches the target, those of misses included."""
-        shortest = self.of.steps(batch_size, lr)
+        shortest = self.steps(batch_size, lr)
         if shortest is None:
             return math.inf
-        reaches = float(ndtr(math.log(length / shortest) / self.of.noise))
+        reaches = float(ndtr(math.log(length / shortest) / self.noise))
         if reaches < 1e-6:
             return math.inf
         steps = min(shortest ** (1.0 - self.share) * length**self.share, length)
@@ -117,26 +110,26 @@ class Law:
 
     @cached_property
     def best(self):
-        """The least cost, its batch size and its length."""
+        """Batch size and rate of the least cost, that, and the length."""
         points = []
         for size in 2.0 ** np.arange(3.0, 12.0 + 1e-9, 0.125):
-            rate = float(np.clip(self.of.best_lr(size), *self.lrs))
-            steps = self.of.steps(size, rate)
+            rate = float(np.clip(self.best_lr(size), *self.lrs))
+            steps = self.steps(size, rate)
             for length in [] if steps is None else steps * LENGTHS:
-                points.append((self.cost(size, rate, length), size, length))
-        return min(points)
+                points.append((size, rate, self.cost(size, rate, length), length))
+        return min(points, key=itemgetter(2))
 
     @property
     def baseline(self):
         """A batch size and rate up to two octaves and 1.5 from the best ones."""
-        size = float(np.clip(self.best[1] * 2.0 ** self.off[0], *self.range))
-        lr = self.of.best_lr(size) * 2.0 ** self.off[1]
+        size = float(np.clip(self.best[0] * 2.0 ** self.off[0], *self.range))
+        lr = self.best_lr(size) * 2.0 ** self.off[1]
         return round(size), float(np.clip(lr, *self.lrs))
 
     @property
     def budget(self):
         """1 to 4 times the examples of the best point."""
-        _, size, length = self.best
+        size, _, _, length = self.best
         return Budget(steps=1, examples=max(1, math.ceil(self.budget_factor * size * length)))
 
 
@@ -159,19 +152,19 @@ class Recorded(Table):
 
     @cached_property
     def best(self):
-        """The least cost, its batch size, rate and length, between recorded places as well."""
+        """Batch size and rate of the least cost, and that, between recorded places as well."""
         lengths = [run.horizon for run in self.runs]
         grid = product(
             _finer(self.batch_sizes),
             _finer(self.lrs),
             np.geomspace(min(lengths), max(lengths), TABLE_LENGTHS),
         )
-        costs = []
+        points = []
         for size, lr, length in grid:
-            point = round(size), lr, round(length)
-            if point[2] <= self.budget.last_step(point[0]):
-                costs.append((self.cost(*point), *point))
-        return min(costs)
+            size, length = round(size), round(length)
+            if length <= self.budget.last_step(size):
+                points.append((size, lr, self.cost(size, lr, length)))
+        return min(points, key=itemgetter(2))
 
 
 def _finer(values):
@@ -180,108 +173,63 @@ def _finer(values):
     return np.exp(np.interp(places, np.arange(len(values)), np.log(values))).tolist()
 
 
-def problem_of(name):
-    """The problem of a name."""
-    if name in LAWS:
-        return Law.draw(LAWS.index(name))
-    table = find_table(name)
-    return Recorded(table.runs, table.target, BASELINES[name])
+@dataclass(frozen=True)
+class EndingProblem(Problem):
+    """A problem whose schedules end with their trials, of a law or of recorded runs."""
 
+    @property
+    def best(self):
+        """Batch size, rate and cost of the best configuration and length."""
+        return self.table.best
 
-def record_of(problem, spec):
-    """A run's record."""
-    asked = spec.batch_size, spec.lr, spec.seed, problem.target, spec.max_steps
-    outcome = problem.outcome(*asked)
-    reached = outcome.steps is not None
-    status = "reached" if reached else "diverged" if outcome.diverged else "missed"
-    missed = [step for step, value in outcome.history if not problem.target.reached(value)]
-    if isinstance(problem, Law):
-        missed = [outcome.end - max(1, outcome.end // 20)]
-    return Record(
-        **spec.model_dump(),
-        status=status,
-        steps=outcome.end,
-        steps_low=max(missed, default=0) if reached else outcome.end,
-        seconds_per_step=outcome.seconds_per_step,
-        train_seconds=outcome.end * outcome.seconds_per_step,
-        history=outcome.history,
-    )
+    @property
+    def question(self):
+        """The target, within the table's budget."""
+        return Question(self.target, self.table.budget, schedule_ends=True)
 
+    def outcome(self, asked, seed):
+        """How a trial ends, with its schedule."""
+        return self.table.outcome(asked.batch_size, asked.lr, seed, self.target, asked.max_steps)
 
-def search(problem, seed, baseline_first):
-    """Yield the seconds spent after each trial and the choice then, up to the last spending."""
-    question = Question(problem.target, problem.budget, schedule_ends=True)
-    baseline = problem.baseline if baseline_first else None
-    rates = problem.lrs[0], problem.lrs[-1]
-    space = Space.around(problem.range, rates, "sqrt", baseline, multiple=1)
-    records = []
-    spent = 0.0
-    choice = None
-    while spent < SPENDINGS[-1] * problem.best[0] and len(records) < MOST_TRIALS:
-        number = len(records)
-        if baseline is not None and not records:
-            batch_size, lr = baseline
-            length = question.budget.last_step(batch_size)
-        else:
-            proposal = propose(question, space, problem.step_time, records, seed)
-            batch_size, lr, length = proposal.batch_size, proposal.lr, proposal.max_steps
-        spec = Spec(
-            number=number, place=f"search/{number}", role="search", batch_size=batch_size, lr=lr,
-            seed=10_000 * seed + number, max_steps=length, schedule_steps=length,
-        )  # fmt: skip
-        records.append(record_of(problem, spec))
-        spent += records[-1].train_seconds
-        if records[-1].reached:
-            posterior = sample_posterior(question, space, records, seed=seed)
-            predicted = predictions(posterior, question, problem.step_time)
-            choice = min(predicted, key=lambda one: one.log_value)
-        yield spent / problem.best[0], choice
+    def answer(self, proposal, seed, records):
+        """The next trial's end: one whose schedule has ended was not pruned."""
+        record = super().answer(proposal, seed, records)
+        status = "missed" if record.status == "pruned" else record.status
+        return record.model_copy(update={"status": status, "schedule_steps": record.max_steps})
+
+    def ratio(self, records, seed):
+        """What the choice takes, over the least cost; None: no seed reaches the target."""
+        posterior = sample_posterior(self.question, self.space, records, seed=seed)
+        predicted = predictions(posterior, self.question, self.step_time)
+        choice = min(predicted, key=lambda one: one.log_value)
+        record, length = choice.record, round(choice.length.steps)
+        ratio = self.table.cost(record.batch_size, record.lr, length) / self.best[2]
+        return round(ratio, 4) if math.isfinite(ratio) else None
 
 
 def measure(problem, seed, baseline_first):
-    """What the choices of one search take, over the least cost."""
-    # What 0.1's benchmark added to the seeds of a law.
-    seed += 1000 * LAWS.index(problem) if problem in LAWS else 0
-    problem = problem_of(problem)
-    path = list(search(problem, seed, baseline_first))
-    fresh, own = [], []
-    for spending in SPENDINGS:
-        *_, choice = [None, *(choice for spent, choice in path if spent <= spending)]
-        cost = seconds = math.inf
-        if choice is not None:
-            record, length = choice.record, round(choice.length.steps)
-            cost = problem.cost(record.batch_size, record.lr, length) / problem.best[0]
-            seconds = record.train_seconds / problem.best[0]
-        for values, value in ((fresh, cost), (own, seconds)):
-            values.append(round(value, 4) if math.isfinite(value) else None)
-    return {"trials": len(path), "fresh": fresh, "own": own}
+    """What the choices of one search take."""
+    table = Law.draw(seed)
+    if problem != "laws":
+        recorded = find_table(problem)
+        table = Recorded(recorded.runs, recorded.target, BASELINES[problem])
+    ending = EndingProblem(table, baseline=table.baseline if baseline_first else None)
+    path, trials = [], 0
+    for spent, records in search(ending, seed, SPENDINGS[-1]):
+        trials = len(records)
+        if records[-1].reached:
+            path.append((spent, ending.ratio(records, seed)))
+    return {"trials": trials, "fresh": [ratio_after(path, spending) for spending in SPENDINGS]}
 
 
-def summary(new):
-    """Each kind with medians of ``fresh``, new and old; then new over old, its mean and 90%."""
-    key = itemgetter("problem", "seed", "baseline_first")
-    olds = {key(row): row for row in read_rows(OLD)}
+def summary(rows):
+    """Each kind of problem with medians of ``fresh``; inf: too many searches had no choice."""
     groups = defaultdict(list)
-    for row in new:
-        if key(row) in olds:
-            kind = "laws" if row["problem"] in LAWS else row["problem"]
-            groups[kind, row["baseline_first"]].append([row["fresh"], olds[key(row)]["fresh"]])
-    logs = []
-    for (kind, baseline_first), pairs in sorted(groups.items()):
-        # A search without a choice takes infinitely long.
-        both = np.nan_to_num(np.array(pairs, float), nan=np.inf)
-        medians = np.median(both, axis=0).ravel()
-        label = f"{kind}{', baseline first' if baseline_first else ''}"
-        yield "| {} | {:.2f}, {:.2f}, {:.2f} | {:.2f}, {:.2f}, {:.2f} |".format(label, *medians)
-        logs.append(np.diff(np.log(np.minimum(both[:, ::-1], WORST)), axis=1)[:, 0])
-    rng = np.random.default_rng(0)
-    resampled = []
-    for _ in range(RESAMPLES if logs else 0):
-        drawn = [of_group[rng.integers(len(of_group), size=len(of_group))] for of_group in logs]
-        resampled.append(np.concatenate(drawn).mean())
-    if logs:
-        ends = np.exp([np.concatenate(logs).mean(), *np.quantile(resampled, ENDS)])
-        yield "in all: new/old {:.3f} ({:.3f} to {:.3f})".format(*ends)
+    for row in rows:
+        label = f"{row['problem']}{', baseline first' if row['baseline_first'] else ''}"
+        groups[label].append([ratio or math.inf for ratio in row["fresh"]])
+    for label, ratios in sorted(groups.items()):
+        yield "| {} | {:.2f}, {:.2f}, {:.2f} |".format(label, *np.median(ratios, axis=0))
 
 
 if __name__ == "__main__":
@@ -290,9 +238,7 @@ if __name__ == "__main__":
         "schedule_lengths_new.jsonl",
         measure,
         summary,
-        seeds=10,
-        # A law has one seed.
-        wanted=lambda problem, seed, **job: seed == 0 or problem not in LAWS,
-        problems=("problem", (*BASELINES, *LAWS)),
+        seeds=16,
+        problems=("problem", (*BASELINES, "laws")),
         starts=("baseline_first", (False, True)),
     )

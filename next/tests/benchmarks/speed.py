@@ -1,14 +1,12 @@
-"""Gate *speed*: CPU seconds of a decision, and seconds of ``import bstune``. Run nothing else.
+"""Gate *speed*: CPU seconds of a decision. Run nothing else.
 
     python tests/benchmarks/speed.py [--seeds 5]
 
-A row is one decision after so many trials of fashion_mlp's table at random configurations, or one
-import in a process of its own. A row names the machine that it was measured on.
+A row is one decision after so many trials of fashion_mlp's table at random configurations. It names
+the machine that it was measured on.
 """
 
 import platform
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -20,21 +18,15 @@ from bstune.search.decide import Proposal, propose
 
 # Trials before a decision.
 SIZES = (60, 200, 1000)
-IMPORT = "import time; t = time.perf_counter(); import bstune; print(time.perf_counter() - t)"
 
 
 def measure(objective, trials, seed):
-    """One decision, or an import where there are no trials."""
-    row = {"what": "decision", "machine": machine()}
-    if trials is None:
-        command = [sys.executable, "-c", IMPORT]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return row | {"what": "import", "seconds": float(done.stdout)}
+    """One decision."""
     problem = table_problem("fashion_mlp", objective)
     records = random_trials(problem, trials, seed)
     began = time.process_time()
     propose(problem.question, problem.space, problem.step_time, records, seed)
-    return row | {"seconds": time.process_time() - began}
+    return {"machine": machine(), "seconds": time.process_time() - began}
 
 
 def random_trials(problem, count, seed):
@@ -65,7 +57,7 @@ def machine():
 
 def summary(rows):
     """Seconds of each kind by machine."""
-    kinds = DataFrame(rows).groupby(["machine", "what", "objective", "trials"], dropna=False)
+    kinds = DataFrame(rows).groupby(["machine", "objective", "trials"])
     return [kinds["seconds"].agg(["median", "min", "max", "count"]).to_string()]
 
 
@@ -76,7 +68,6 @@ if __name__ == "__main__":
         measure,
         summary,
         seeds=5,
-        wanted=lambda objective, trials, seed: (objective is None) == (trials is None),
-        objectives=("objective", (None, "time", "curve")),
-        trials=("trials", (None, *SIZES)),
+        objectives=("objective", ("time", "curve")),
+        trials=("trials", SIZES),
     )

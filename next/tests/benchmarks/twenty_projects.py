@@ -3,7 +3,7 @@
     python tests/benchmarks/twenty_projects.py [--names ...]
 
 A study is given what a file of ``tests/projects/conf/workload`` says: data, module, Trainer and
-target (the lines of this adapter are counted). Batch size, rate and length are the project's own.
+target. Batch size, rate and length are the project's own.
 """
 
 import os
@@ -23,8 +23,6 @@ TREE = FOLDER / "hydra_tree" / "conf"
 CLI = FOLDER / "lightning_cli.yaml"
 LOOP = FOLDER / "own_loop.py"
 SWEEP = FOLDER / "hydra_digits" / "train.py"
-# The lines below hydra.sweeper in its config, and the one that names it.
-SWEEP_LINES = 10
 
 
 def answer_of(place):
@@ -41,33 +39,28 @@ def answer_of(place):
 
 
 def command_of(name, wall):
-    """What tunes a project, and the lines that it needed."""
+    """What tunes a project."""
     options = [f"wall_seconds={wall:g}", "mlflow.uri=null"]
     module = [sys.executable, "-m", "bstune"]
     if name == CLI.stem:
-        return [*module, "lightning", str(CLI), "target=val_loss <= 0.2", *options], 0
+        return [*module, "lightning", str(CLI), "target=val_loss <= 0.2", *options]
     if name == "hydra_sweep":
         sweeper = [f"hydra.sweeper.wall_seconds={wall:g}", "+hydra.sweeper.mlflow.uri=null"]
         most = ["hydra.sweeper.trials=null", "hydra.sweeper.seeds=3"]
-        return [sys.executable, str(SWEEP), "-m", *sweeper, *most], SWEEP_LINES
+        return [sys.executable, str(SWEEP), "-m", *sweeper, *most]
     if name == LOOP.stem:
-        lines = [
-            line for line in LOOP.read_text().splitlines() if "study" in line or "trial." in line
-        ]
-        return [sys.executable, str(LOOP), str(wall)], len(lines)
+        return [sys.executable, str(LOOP), str(wall)]
     file = TREE / "workload" / "wine.yaml" if name == "hydra_tree" else CONF / f"{name}.yaml"
-    command = [*module, "--config-dir", str(file.parents[1]), f"+workload={file.stem}", *options]
-    return command, len(file.read_text().splitlines())
+    return [*module, "--config-dir", str(file.parents[1]), f"+workload={file.stem}", *options]
 
 
 def measure(name, wall_seconds):
     """One study."""
     paths = [str(Path(bstune.__file__).parents[1]), str(FOLDER)]
-    command, lines = command_of(name, wall_seconds)
     with tempfile.TemporaryDirectory() as place:
         began = time.monotonic()
         done = subprocess.run(
-            command,
+            command_of(name, wall_seconds),
             cwd=place,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             capture_output=True,
@@ -78,7 +71,6 @@ def measure(name, wall_seconds):
             "status": done.returncode,
             "answer": answer_of(Path(place)),
             "last_line": (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else "",
-            "adapter_lines": lines,
             "seconds": round(time.monotonic() - began, 1),
         }
 

@@ -10,10 +10,6 @@ from torch.utils.data import TensorDataset
 
 
 class MacroF1(Callback):
-    def __init__(self):
-        self.predicted = []
-        self.true = []
-
     def on_validation_epoch_start(self, trainer, pl_module):
         self.predicted = []
         self.true = []
@@ -53,7 +49,3 @@ def wine_data():
     data = TensorDataset(torch.tensor((x - x.mean(0)) / x.std(0)).float(), torch.tensor(y))
     train, val = torch.utils.data.random_split(data, [118, 60], torch.Generator().manual_seed(0))
     return L.LightningDataModule.from_datasets(train, val, batch_size=8)
-
-
-if __name__ == "__main__":
-    L.Trainer(max_epochs=50).fit(WineClassifier(lr=0.05), wine_data())

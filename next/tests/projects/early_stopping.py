@@ -14,11 +14,7 @@ class Iris(L.LightningDataModule):
         order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
         x = torch.tensor(x, dtype=torch.float32)[order]
         y = torch.tensor(y)[order]
-        self.splits = {
-            "fit": (x[:90], y[:90]),
-            "validate": (x[90:120], y[90:120]),
-            "test": (x[120:], y[120:]),
-        }
+        self.splits = {"fit": (x[:90], y[:90]), "validate": (x[90:120], y[90:120])}
 
     def loader(self, split, **options):
         return DataLoader(TensorDataset(*self.splits[split]), **options)
@@ -28,9 +24,6 @@ class Iris(L.LightningDataModule):
 
     def val_dataloader(self):
         return self.loader("validate", batch_size=30)
-
-    def test_dataloader(self):
-        return self.loader("test", batch_size=30)
 
 
 class IrisNet(L.LightningModule):
@@ -47,9 +40,6 @@ class IrisNet(L.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch))
-
-    def test_step(self, batch, batch_idx):
-        self.log("test_loss", self.loss(batch))
 
     def configure_callbacks(self):
         return [

@@ -1,7 +1,7 @@
 """Breast cancer, diagnosed by a logistic regression on random features; cosine annealing, once per epoch."""
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
@@ -19,22 +19,16 @@ def loader(x, y, **options):
 class CancerData(LightningDataModule):
     def setup(self, stage: str):
         x, y = load_breast_cancer(return_X_y=True)
-        x, self.x_test, y, self.y_test = train_test_split(x, y, test_size=100, random_state=0)
-        scaler = StandardScaler().fit(x)
-        x = scaler.transform(x)
-        self.x_test = scaler.transform(self.x_test)
-        self.x, self.x_val, self.y, self.y_val = train_test_split(
-            x, y, test_size=100, random_state=0
-        )
+        x, _, y, _ = train_test_split(x, y, test_size=100, random_state=0)
+        x = StandardScaler().fit_transform(x)
+        parts = train_test_split(x, y, test_size=100, random_state=0)
+        self.x, self.x_val, self.y, self.y_val = parts
 
     def train_dataloader(self):
         return loader(self.x, self.y, batch_size=32, shuffle=True, drop_last=True)
 
     def val_dataloader(self):
         return loader(self.x_val, self.y_val, batch_size=100)
-
-    def test_dataloader(self):
-        return loader(self.x_test, self.y_test, batch_size=100)
 
 
 class Classifier(LightningModule):
@@ -60,9 +54,6 @@ class Classifier(LightningModule):
     def validation_step(self, batch):
         self.step(batch, "val")
 
-    def test_step(self, batch):
-        self.step(batch, "test")
-
     def on_train_epoch_end(self):
         self.log("lr", self.lr_schedulers().get_last_lr()[0])
 
@@ -70,10 +61,3 @@ class Classifier(LightningModule):
         trained = [p for p in self.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(trained, lr=self.learning_rate, momentum=0.9)
         return [optimizer], [CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)]
-
-
-if __name__ == "__main__":
-    data = CancerData()
-    trainer = Trainer(max_epochs=30)
-    trainer.fit(model := Classifier(), data)
-    trainer.test(model, data)

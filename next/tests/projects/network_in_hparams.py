@@ -19,15 +19,7 @@ class Backbone(nn.Module):
 
 
 class Transfer(pl.LightningModule):
-    def __init__(
-        self,
-        backbone: nn.Module,
-        criterion: nn.Module,
-        width=64,
-        classes=3,
-        lr=1e-3,
-        weight_decay=1e-4,
-    ):
+    def __init__(self, backbone: nn.Module, criterion: nn.Module, width=64, classes=3, lr=1e-3):
         super().__init__()
         self.save_hyperparameters()
         self.backbone = backbone.requires_grad_(False)
@@ -50,8 +42,7 @@ class Transfer(pl.LightningModule):
     test_step = validation_step
 
     def configure_optimizers(self):
-        options = {"lr": self.hparams.lr, "weight_decay": self.hparams.weight_decay}
-        return torch.optim.AdamW(self.head.parameters(), **options)
+        return torch.optim.AdamW(self.head.parameters(), lr=self.hparams.lr, weight_decay=1e-4)
 
 
 class Wine(pl.LightningDataModule):

@@ -25,9 +25,6 @@ class Digits(L.LightningDataModule):
     def val_dataloader(self):
         return DataLoader(self.val, batch_size=256)
 
-    def test_dataloader(self):
-        return DataLoader(self.test, batch_size=256)
-
 
 class Net(L.LightningModule):
     def __init__(self, lr: float = 1e-2, hidden: int = 64, dropout: float = 0.1):
@@ -54,11 +51,6 @@ class Net(L.LightningModule):
         self.log("val_loss", nn.functional.cross_entropy(logits, y), prog_bar=True)
         self.log("val_acc", self.accuracy, prog_bar=True)
 
-    def test_step(self, batch, batch_idx):
-        x, y = batch
-        self.accuracy(self(x), y)
-        self.log("test_acc", self.accuracy)
-
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(
@@ -68,7 +60,3 @@ class Net(L.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
-
-
-if __name__ == "__main__":
-    L.Trainer(max_epochs=20).fit(Net(), Digits())

@@ -42,12 +42,8 @@ class Graph:
         return len(self.y)
 
     def to(self, device, non_blocking=False):
-        return Graph(
-            *(
-                tensor.to(device, non_blocking=non_blocking)
-                for tensor in (self.x, self.y, self.edge_index)
-            )
-        )
+        tensors = (self.x, self.y, self.edge_index)
+        return Graph(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
 
 def as_dict(x, y):
@@ -65,9 +61,8 @@ def as_graph(x, y):
 def collate_graphs(samples):
     nodes = torch.stack([x for x, _ in samples])
     n, size, _ = nodes.shape
-    ring = torch.from_numpy(
-        np.stack(kneighbors_graph([[i] for i in range(size)], 2).nonzero())
-    ).long()
+    ring = np.stack(kneighbors_graph([[i] for i in range(size)], 2).nonzero())
+    ring = torch.from_numpy(ring).long()
     edges = torch.cat([ring + size * graph for graph in range(n)], dim=1)
     return Graph(nodes.reshape(-1, 1), torch.stack([y for _, y in samples]), edges)
 
@@ -137,10 +132,8 @@ class TupleModel(Base):
 
     def loss(self, batch):
         (left, right), (y, weights) = batch
-        losses = cross_entropy(
-            self.head(torch.tanh(self.left(left) * self.right(right))), y, reduction="none"
-        )
-        return (losses * weights).mean()
+        logits = self.head(torch.tanh(self.left(left) * self.right(right)))
+        return (cross_entropy(logits, y, reduction="none") * weights).mean()
 
     def training_step(self, batch, batch_idx):
         return self.loss(batch)
@@ -161,10 +154,8 @@ class GraphModel(Base):
     def loss(self, graph):
         hidden = self.embed(graph.x) + self.position.repeat(graph.num_graphs, 1)
         source, target = graph.edge_index
-        hidden = (
-            hidden
-            + torch.zeros_like(hidden).index_add(0, target, self.message(hidden)[source]).relu()
-        )
+        messages = self.message(hidden)[source]
+        hidden = hidden + torch.zeros_like(hidden).index_add(0, target, messages).relu()
         return cross_entropy(self.head(hidden.reshape(graph.num_graphs, -1)), graph.y)
 
     def training_step(self, graph, batch_idx):

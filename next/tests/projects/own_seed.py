@@ -2,25 +2,7 @@
 
 import lightning as L
 import torch
-from sklearn.datasets import load_iris
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Iris(L.LightningDataModule):
-    def setup(self, stage):
-        x, y = load_iris(return_X_y=True)
-        order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
-        x = torch.tensor(x, dtype=torch.float32)[order]
-        y = torch.tensor(y)[order]
-        self.train = TensorDataset(x[:100], y[:100])
-        self.val = TensorDataset(x[100:], y[100:])
-
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=10, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=50)
 
 
 class Net(L.LightningModule):
@@ -43,7 +25,3 @@ class Net(L.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
-
-
-if __name__ == "__main__":
-    L.Trainer(max_epochs=50).fit(Net(), Iris())

@@ -2,28 +2,7 @@
 
 import lightning as L
 import torch
-from sklearn.datasets import load_breast_cancer
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Cancer(L.LightningDataModule):
-    def setup(self, stage):
-        x, y = load_breast_cancer(return_X_y=True)
-        x = torch.tensor(x, dtype=torch.float32)
-        x = (x - x.mean(0)) / x.std(0)
-        y = torch.tensor(y, dtype=torch.float32)
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-        x = x[order]
-        y = y[order]
-        self.train = TensorDataset(x[:400], y[:400])
-        self.val = TensorDataset(x[400:], y[400:])
-
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=32, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=100)
 
 
 class Net(L.LightningModule):
@@ -53,7 +32,3 @@ class Net(L.LightningModule):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         optimizer.step(closure=optimizer_closure)
         self.warmup.step()
-
-
-if __name__ == "__main__":
-    L.Trainer(max_epochs=20).fit(Net(), Cancer())

@@ -4,16 +4,11 @@ import math
 
 import pytorch_lightning as pl
 import torch
-from sklearn import datasets
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-LOADERS = (
-    datasets.load_diabetes,
-    datasets.load_iris,
-    datasets.load_wine,
-    datasets.load_breast_cancer,
-)
+LOADERS = (load_diabetes, load_iris, load_wine, load_breast_cancer)
 
 
 class Characters(Dataset):
@@ -98,7 +93,3 @@ class TransformerLM(pl.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1},
         }
-
-
-if __name__ == "__main__":
-    pl.Trainer(max_steps=500, gradient_clip_val=0.5).fit(TransformerLM(), Descriptions())
