@@ -6,7 +6,6 @@ Searches and their costs are those of :mod:`bstune.sweeps.search_benchmark`; no 
 import argparse
 import functools
 import json
-import math
 from collections import defaultdict
 from itertools import product
 from pathlib import Path
@@ -124,11 +123,12 @@ def compare(new, old):
         both = np.concatenate(groups)[:, :, place]
         worst = MULTIPLES[-1] if place == 0 else WORST
         capped = [np.minimum(group[:, :, place], worst) for group in groups]
-        resampled = []
-        for _ in range(RESAMPLES):
-            drawn = [group[rng.integers(len(group), size=len(group))] for group in capped]
-            resampled.append(_ratios(np.concatenate(drawn)))
-        ratios = np.vstack([_ratios(np.concatenate(capped)), *np.quantile(resampled, ENDS, axis=0)])
+        draw = lambda of: rng.integers(len(of), size=len(of))  # noqa: E731
+        picks = [[draw(group) for group in capped] for _ in range(RESAMPLES)]
+        of_groups = zip(capped, zip(*picks, strict=True), strict=True)
+        drawn = np.concatenate([group[np.array(rows)] for group, rows in of_groups], axis=1)
+        ends = np.quantile(_ratios(drawn), ENDS, axis=0)
+        ratios = np.vstack([_ratios(np.concatenate(capped)), ends])
         compared.append(Compared(name, len(both), tuple(np.median(both, axis=0)), *ratios.T))
     return compared
 
@@ -138,12 +138,12 @@ def _values(row):
     return np.nan_to_num(np.array([row["first"], *row["ratios"]], float), nan=np.inf)
 
 
-def _ninety(both):
-    return np.quantile(both, 0.9, axis=0, method="inverted_cdf")
-
-
 def _ratios(both):
-    """New over old, of columns new and old: the geometric mean, and of the 90th percentiles."""
-    mean = math.exp(-np.diff(np.log(both), axis=1).mean())
-    new, old = _ninety(both)
-    return mean, float(new / old)
+    """New over old, of columns new and old: the geometric mean, and of the 90th percentiles.
+
+    ``both`` is (..., pairs, 2), and the result (..., 2).
+    """
+    logs = np.log(both)
+    mean = np.exp((logs[..., 0] - logs[..., 1]).mean(axis=-1))
+    ninety = np.quantile(both, 0.9, axis=-2, method="inverted_cdf")
+    return np.stack([mean, ninety[..., 0] / ninety[..., 1]], axis=-1)
