@@ -1,0 +1,1 @@
+"""Published experiments, reproduced: a function and a file of conf/sweep/ each."""

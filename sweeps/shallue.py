@@ -1,376 +1,192 @@
-"""Studies that differ in one factor, compared: what moves the critical batch size, and by how much.
+"""Studies that differ in one factor: what moves the critical batch size, and the law they share.
 
-Shallue et al. 2018 (arXiv 1811.03600) tuned each batch size of 35 workloads and compared how far
-steps to target kept falling over models, algorithms, data sets and regularisation. Here each of a
-sweep's studies is an ordinary study of bstune, with its own folder; the same command continues
-those that have not ended (:mod:`bstune.sweeps.unit_log` keeps which have), and ends in one
-comparison.
-
-The figure has each study's curve with its regimes, and all of them on one law
-(:mod:`bstune.sweeps.shallue_panel`); the comparison's own figure stands beside it in the folder.
-One panel is below them: the fewest steps within a budget of examples. A larger batch takes fewer
-steps for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples buys (McCandlish
-et al. 2018, arXiv 1812.06162, section 2.3). It is drawn from the batch size with the fewest
-examples on: below it both would be wasted.
+Shallue et al. 2018 (arXiv 1811.03600) measured steps to target over batch size for models, training
+algorithms and data sets. Every workload showed the same three regimes (their figure 1): perfect
+scaling, diminishing returns and maximal data parallelism; where they lie differed.
 """
 
-import functools
-import re
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
 import numpy as np
-from rich.console import Console
+from matplotlib.figure import Figure
+from pandas import DataFrame, Series
+from pydantic import Field, NonNegativeInt
+from scipy.stats import ttest_ind
 
-from bstune.config import Composed
-from bstune.core.errors import ConfigError, Interrupted, StudyError
-from bstune.report.compare import Comparison, compare
-from bstune.report.compare_console import write_comparison
-from bstune.report.compare_figure import looks
-from bstune.report.compared_pairs import Pair
-from bstune.report.compared_study import Compared, compared_study
-from bstune.report.drawing import log_axis, log_limits
-from bstune.report.study_folder import read_study
-from bstune.result import StudyResult
-from bstune.study.prepare import compose_checked
-from bstune.study.run import run as run_study
-from bstune.sweeps.harness import Finding
-from bstune.sweeps.shallue_panel import law_text, paint_panel, panel_curve, panel_inches
-from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
-from bstune.system.console import format_count, format_number, plural, quieten
-from bstune.system.files import Output
+from bstune.core.curve import REGIME_RATIO
+from bstune.core.records import last_of_chains
+from bstune.report.compare_page import STEPS
+from bstune.report.figure import draw_legend, scale_axes
+from bstune.result import Result, load
+from bstune.search.findings import NEAR_OPTIMAL
+from bstune.sweeps.studies import study
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# A slope at an end of the curve is taken over this factor of the batch size.
-END_SPAN = 4.0
-BUDGET_INCHES = 3.0
-# What the errors of a study advise, where a study of another name would do; a sweep names its own.
-OWN_NAME = "study=NAME"
-# A text that Hydra takes without quotes.
-UNQUOTED = re.compile(r"[\w./:-]+")
+INCHES = (11.0, 4.8)
+SHARE = 0.9
+# The law is drawn over so many times B_crit, on both sides.
+REACH = 100.0
+# A rate within this factor of the predicted best is well tuned.
+NEAR = 1.4
 
 
-def run(
-    console: Console,
-    log: UnitLog,
+def compare(
+    output: Path,
     *,
     factor: str,
-    folder: str,
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)],
     common: list[str],
     studies: dict[str, list[str]],
+    folders: list[Path],
     options: list[str],
-    only: list[str],
-) -> Finding:
-    """Run or continue each study, and compare them.
+) -> tuple[DataFrame, Figure]:
+    """Compare the critical batch sizes of studies that differ in one factor.
 
     Args:
-        console: takes the lines of the studies.
-        log: keeps which studies have ended.
-        factor: the words for what the studies differ in.
-        folder: has the studies' folders and their storage.
-        common: arguments of every study, as on the command line.
-        studies: further arguments of each study, by its name.
-        options: arguments of every study, after all others.
-        only: the studies to run now; empty: all.
+        output: gets a folder a study and seed.
+        factor: what they differ in.
+        seeds: of the studies; each study is run with each of them.
+        common: arguments of all studies, as on the command line.
+        studies: further arguments of each study, by its name. Ratios are over the first one.
+        folders: of further studies, which are there.
+        options: arguments of all studies, after all others.
 
-    Raises:
-        ConfigError: before any study runs, if there is none or one cannot be composed.
-        Interrupted: says where the finished trials are kept.
-        StudyError: if a study cannot go on, as with other settings.
+    Returns:
+        A row a study and seed, as of :func:`row`, with ``ratio_mean``: how many times as large
+        the study's B_crit is as the first one's, by the geometric mean over seeds, and the ends of
+        its 90% interval by Welch's t of the logs.
     """
-    if not studies:
-        raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
-    root = Path(folder).absolute()
-    arguments = dict[str, list[str]]()
-    for name, own_arguments in studies.items():
-        arguments[name] = [*common, *own_arguments, *options, *_kept_within(name, root)]
-    composed = _compose_studies(arguments)
-    check_only(only, list(composed))
-    # A study whose arguments have changed is run again. It checks for itself which options may
-    # change, and continues or refuses.
-    # No seconds are compared, so that another device may go on with the sweep.
-    log.begin(device=None, may_change=("factor", "folder", "common", "studies", "options"))
-    root.mkdir(parents=True, exist_ok=True)
-    quieten(training=True)
-    # A study whose folder has been moved away since runs again.
-    log.drop(lambda record: not Output(root / record.unit).curve.exists())
+    found = []
+    for name, seed in product(studies, seeds):
+        arguments = [*common, *studies[name], *options, f"seed={seed}"]
+        found.append((name, study(f"{name}-{seed}", output, arguments)))
+    found += [(folder.name, load(folder)) for folder in folders]
+    table = DataFrame([{factor: name, "study": one.study} | row(one) for name, one in found])
+    ratios = np.exp(over_first(np.log(table["b_crit"]), table[factor])).add_prefix("ratio_")
+    table = table.merge(ratios, how="left", left_on=factor, right_index=True)
+    return table.dropna(axis="columns", how="all"), figure(found)
 
-    def run_to_its_end(name: str) -> int:
-        study = composed[name]
-        number = list(composed).index(name) + 1
-        console.print(
-            f"\n{factor} {name}, study {number} of {len(composed)}", soft_wrap=True, markup=False
-        )
-        _run_or_continue(study, arguments[name], root, console)
-        return read_study(root / name).result.trials
 
-    plan = UnitPlan(
-        names=list(composed),
-        only=only,
-        noun="study",
-        # The log has a study's number of trials.
-        read=int,
-        inputs=arguments,
-        # No time to go is predicted, as a study of another model or data set may take many times as
-        # long.
-        work=None,
-        shown=lambda trials: plural(trials, "trial"),
+def row(result: Result) -> dict[str, Any]:
+    """What a study says of its curve.
+
+    Returns:
+        How many trials reached the target, of how many; B_crit, NaN where it is not known, with
+        its 90% interval. With B_crit: S_min; ``off_law`` as of :func:`off_law`; whether a batch
+        size of perfect scaling, and one of maximal data parallelism, reached the target. Where a
+        trial did: the slopes of log S* over log B at the smallest and the largest batch size that
+        reached it (-1 is perfect scaling, 0 no gain); ``useful``, the largest useful batch size:
+        the smallest one whose predicted steps are at most 1.1 times the fewest, and its best rate.
+        Where the study sought a best pair: it, its seconds and the near-optimal batch sizes.
+    """
+    records = last_of_chains(result.records)
+    count = sum(record.reached for record in records)
+    values: dict[str, Any] = {"reached": count, "trials": len(records), "b_crit": math.nan}
+    critical = result.critical
+    if critical is None:
+        return values
+    b_crit, s_min = critical.interval.value, critical.s_min
+    values |= {"low": critical.interval.low, "high": critical.interval.high}
+    if b_crit is not None and s_min is not None:
+        values |= {"b_crit": b_crit, "s_min": s_min}
+        values["off_law"] = off_law(well_tuned_points(result), b_crit, s_min)
+        values["perfect"] = critical.smallest <= b_crit / REGIME_RATIO
+        values["maximal"] = critical.largest >= b_crit * REGIME_RATIO
+    sizes, steps = np.array([(point.batch_size, point.steps) for point in result.curve]).T
+    slope = np.gradient(np.log(steps), np.log(sizes))
+    values["slope_small"], values["slope_large"] = np.interp(
+        [critical.smallest, critical.largest], sizes, slope
     )
-    ended = log.measure(plan, run_to_its_end)
-    log.check_finished(plan.names, ended)
-    results = {name: read_study(root / name).result for name in composed}
-    compared = list[Compared]()
-    for name, result in results.items():
-        compared.append(replace(compared_study(result, str(root / name)), name=name))
-    comparison = compare(compared)
-    console.print()
-    write_comparison(comparison, root, console)
-    return _make_finding(factor, comparison, results, arguments)
+    within = [point for point in result.curve if point.batch_size <= critical.largest]
+    limit = NEAR_OPTIMAL * min(point.steps for point in within)
+    useful = next(point for point in within if point.steps <= limit)
+    values |= {"useful": useful.batch_size, "useful_lr": useful.lr}
+    if result.best is not None:
+        values |= result.best.model_dump(include={"batch_size", "lr", "seconds"})
+        values["near_optimal"] = result.near_optimal
+    return values
 
 
-def _run_or_continue(study: Composed, arguments: list[str], root: Path, console: Console) -> None:
-    """Run or continue a study of the sweep. Its errors are worded for the sweep in ``root``."""
-    try:
-        run_study(study.options, study.recipe, arguments, console)
-    # Lightning turns a KeyboardInterrupt into a SystemExit.
-    except (KeyboardInterrupt, SystemExit) as error:
-        raise Interrupted(
-            f"interrupted: {root} keeps all finished trials; the same command goes on"
-        ) from error
-    except StudyError as error:
-        # Some errors advise to name another study, which in a sweep is not the user's to do.
-        if OWN_NAME not in str(error):
-            raise
-        raise StudyError(
-            f"{error}\nin a sweep sweep.output=DIR takes the place of {OWN_NAME}, for all of its "
-            "studies"
-        ) from error
+def well_tuned_points(result: Result) -> DataFrame:
+    """Batch size and steps to target of well-tuned trials, their geometric means in each octave.
 
-
-def _make_finding(
-    factor: str,
-    comparison: Comparison,
-    results: Mapping[str, StudyResult],
-    arguments: Mapping[str, list[str]],
-) -> Finding:
-    """Make the finding of a comparison, with a row for each study.
-
-    ``results`` and ``arguments`` are those of the studies, by name.
+    These are the trials that reached the target with a rate within ``NEAR`` of the predicted best.
+    The fewest steps of an octave would show its luckiest seed.
     """
-    width, height = panel_inches(len(comparison.studies))
-    notes = list(comparison.notes)
-    on_law = law_text(list(map(panel_curve, comparison.studies)))
-    if on_law is not None:
-        notes.append(on_law)
-    return Finding(
-        sentence=sentence(factor, comparison),
-        rows=[row(study, results[study.name]) for study in comparison.studies],
-        # Each study is run once.
-        n=1,
-        device=", ".join(dict.fromkeys(study.device for study in comparison.studies)),
-        paint=functools.partial(_paint_studies, comparison),
-        inches=(width, height + BUDGET_INCHES),
-        notes=notes,
-        details={"pairs": list(map(str, comparison.pairs)), "arguments": arguments},
-    )
+    log_sizes, log_rates = np.log([(one.batch_size, one.lr) for one in result.curve]).T
+    points = []
+    for record in last_of_chains(result.records):
+        best = np.interp(math.log(record.batch_size), log_sizes, log_rates)
+        if record.reached and abs(math.log(record.lr) - best) <= math.log(NEAR):
+            points.append((record.batch_size, record.steps_to_target))
+    logs = np.log(DataFrame(points, columns=["batch_size", "steps"]))
+    return np.exp(logs.groupby(np.floor(logs["batch_size"] / math.log(2.0))).mean())
 
 
-def _compose_studies(arguments: Mapping[str, list[str]]) -> dict[str, Composed]:
-    """Compose each study from its arguments, by its name. ConfigError names the first wrong one."""
-    composed = dict[str, Composed]()
-    for name, study_arguments in arguments.items():
-        try:
-            composed[name] = compose_checked(study_arguments)
-        except ConfigError as error:
-            raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
-    return composed
+def off_law(points: DataFrame, b_crit: float, s_min: float) -> float:
+    """The root mean square of log(S/(S_min (1 + B_crit/B))) over points."""
+    distances = np.log(points["steps"] / (s_min * (1.0 + b_crit / points["batch_size"])))
+    return float(np.sqrt(np.mean(distances**2)))
 
 
-def _kept_within(name: str, root: Path) -> list[str]:
-    """Give the arguments that keep a study and its trials within the sweep's folder, ``root``.
+def over_first(values: Series, groups: Series) -> DataFrame:
+    """How much larger the mean of each group is than the first one's.
 
-    Nothing is sent to MLflow. A value that Hydra would not take as plain text stands in quotes.
+    Args:
+        values: NaN is left out.
+        groups: of each value its group.
+
+    Returns:
+        A row a group but the first, by its name: the difference, and the ends of its 90% interval
+        by Welch's t, NaN where either group has fewer than two values.
     """
-    values = {"study": name, "output": root / name, "storage": f"sqlite:///{root}/studies.db"}
-    arguments = list[str]()
-    for key, value in values.items():
-        text = str(value)
-        if not UNQUOTED.fullmatch(text):
-            text = f"'{text}'"
-        arguments.append(f"{key}={text}")
-    return [*arguments, "mlflow.enabled=false"]
+    samples = {name: sample.dropna() for name, sample in values.groupby(groups, sort=False)}
+    first, *others = samples
+    rows = {}
+    for name in others:
+        interval = math.nan, math.nan
+        if min(len(samples[first]), len(samples[name])) > 1:
+            test = ttest_ind(samples[name], samples[first], equal_var=False)
+            interval = test.confidence_interval(SHARE)
+        rows[name] = (samples[name].mean() - samples[first].mean(), *interval)
+    return DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"])
 
 
-def row(study: Compared, result: StudyResult) -> dict[str, object]:
-    """Make the row of a study.
+def figure(found: list[tuple[str, Result]]) -> Figure:
+    """Draw steps to target over batch size, with B_crit dotted, and all of them on one law.
 
-    Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end
-    of the batch sizes that reached the target: -1 is perfect scaling, 0 no gain. ``steps`` and
-    ``examples`` are the least of the trials that reached the target. ``searched`` has the winner's
-    values of other searched hyper-parameters, such as a momentum.
+    A line is a study's predicted median at the best rate, a point the mean of an octave's
+    well-tuned trials.
+
+    Args:
+        found: studies with their names; those that differ in the seed alone share one.
     """
-    small, large = end_slopes(study)
-    searched = dict[str, float | None]()
-    if result.winner is not None:
-        searched.update(result.winner.hyperparameters)
-    sizes = list[float]()
-    steps = list[float]()
-    examples = list[float]()
-    for point in study.points:
-        sizes.append(point.batch_size)
-        steps.append(point.steps)
-        examples.append(point.steps * point.batch_size)
-    reached_at = "-"
-    if sizes:
-        reached_at = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
-    slopes = "-"
-    if small is not None:
-        slopes = f"{small:.2f}, {large:.2f}"
-    return {
-        "study": study.name,
-        "B_crit": study.critical,
-        "slopes": slopes,
-        "exponent of lr": study.exponent_text,
-        "searched": _searched_text(searched),
-        "reached at B": reached_at,
-        "steps": min(steps, default=None),
-        "examples": min(examples, default=None),
-        "reached": f"{result.statuses['reached']} of {result.trials}",
-        "details": {
-            "b_crit": study.b_crit,
-            "b_crit_low": study.b_crit_low,
-            "b_crit_high": study.b_crit_high,
-            "level": study.level,
-            "exponent": study.exponent,
-            "slope_small": small,
-            "slope_large": large,
-            "target": study.target,
-            "seconds": study.spend_seconds,
-            "searched": searched,
-        },
-    }
-
-
-def _searched_text(values: Mapping[str, float | None]) -> str:
-    """Write hyper-parameters that were searched, by name: ``momentum 0.93``.
-
-    Those that were not are None. If none was, beside batch size and learning rate, it is a dash.
-    """
-    texts = list[str]()
-    for name, value in values.items():
-        if value is not None:
-            texts.append(f"{name} {format_number(value)}")
-    return ", ".join(texts) or "-"
-
-
-def end_slopes(study: Compared) -> tuple[float | None, float | None]:
-    """Give the slopes of log S*(B) over log B at the small and at the large end of the points.
-
-    None for both if there is no curve, or fewer than two batch sizes.
-    """
-    if not study.steps.size or not study.points:
-        return None, None
-    low = study.points[0].batch_size
-    high = study.points[-1].batch_size
-    if low == high:
-        return None, None
-    # Where the batch sizes that reached the target span less, both slopes are over all of them.
-    span = min(END_SPAN, high / low)
-
-    def slope(start: float) -> float:
-        log_sizes = np.log([start, start * span])
-        log_steps = np.interp(log_sizes, np.log(study.batch_size), np.log(study.steps))
-        return float((log_steps[1] - log_steps[0]) / (log_sizes[1] - log_sizes[0]))
-
-    return slope(low), slope(high / span)
-
-
-def sentence(factor: str, comparison: Comparison) -> str:
-    """Name the largest and the smallest critical batch size, and say whether they differ.
-
-    ``factor``: what the studies differ in, in words.
-    """
-    known = list[tuple[float, Compared]]()
-    missing = list[str]()
-    for study in comparison.studies:
-        if study.b_crit is None:
-            missing.append(study.name)
-        else:
-            known.append((study.b_crit, study))
-    unknown = ""
-    if missing:
-        unknown = f" That of {' and '.join(missing)} is not known."
-    if len(known) < 2:
-        return (
-            f"Of {len(comparison.studies)} studies too few have a critical batch size to compare "
-            f"them.{unknown}"
-        )
-    known.sort(key=lambda pair: pair[0])
-    _, small = known[0]
-    _, large = known[-1]
-    # The comparison has each pair of studies once, in either order.
-    end_names = {small.name, large.name}
-    pair = next(pair for pair in comparison.pairs if {pair.larger, pair.smaller} == end_names)
-    differ = sum(pair.differ is True for pair in comparison.pairs)
-    return (
-        f"{factor[0].upper()}{factor[1:]}: the critical batch size is largest for {large.name}, "
-        f"{large.critical}, and smallest for {small.name}, {small.critical}, {_verdict(pair)}; of "
-        f"{len(comparison.pairs)} pairs {differ} differ.{unknown}"
-    )
-
-
-def _verdict(pair: Pair) -> str:
-    """Write a pair's ratio, and whether the two are shown to differ."""
-    ratio = f"{format_number(pair.ratio, 2)} times as large"
-    if pair.differ is None:
-        return f"{ratio}, with an open interval"
-    verdict = "which are not shown to differ"
-    if pair.differ:
-        verdict = "which differ"
-    return f"{ratio} ({pair.interval}), {verdict}"
-
-
-def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
-    """Give the fewest steps to the target over the examples that may be spent, both (n,).
-
-    The first array has the examples, E(B), from the fewest that reach the target on. The second one
-    has the steps. Both are empty where there is no curve.
-    """
-    if not study.steps.size or not study.points:
-        return np.empty(0), np.empty(0)
-    from_smallest = study.batch_size >= study.points[0].batch_size
-    to_largest = study.batch_size <= study.points[-1].batch_size
-    seen = from_smallest & to_largest
-    examples = (study.batch_size * study.steps)[seen]
-    steps = study.steps[seen]
-    if not examples.size:
-        return examples, steps
-    # Below the batch size of the fewest examples, steps and examples would both be wasted.
-    start = int(np.argmin(examples))
-    return examples[start:], np.minimum.accumulate(steps[start:])
-
-
-def _paint_studies(comparison: Comparison, figure: "Figure") -> None:
-    """Draw each study's curve, all on one law, and the fewest steps within a budget of examples."""
-    _width, height = panel_inches(len(comparison.studies))
-    (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[height, BUDGET_INCHES])
-    paint_panel(top, list(map(panel_curve, comparison.studies)))
-    axes = foot.subplots()
-    all_examples = list[np.ndarray]()
-    all_steps = list[np.ndarray]()
-    for look in looks(comparison.studies):
-        examples, steps = budget_curve(look.study)
-        if examples.size:
-            axes.plot(examples, steps, color=look.colour, linewidth=1.6, label=look.name)
-            all_examples.append(examples)
-            all_steps.append(steps)
-    axes.set(xlabel="examples that may be trained on", ylabel="fewest steps to target")
-    axes.set_title("What a budget of examples buys", fontsize=9.0, loc="left")
-    if all_examples:
-        log_axis(axes, "x", log_limits(np.concatenate(all_examples), (0.05, 0.05)), decimal=True)
-        log_axis(axes, "y", log_limits(np.concatenate(all_steps), (0.1, 0.1)))
-        axes.legend(frameon=False, fontsize=7.5)
+    drawn = Figure(figsize=INCHES, layout="constrained")
+    steps_axes, law_axes = drawn.subplots(1, 2)
+    names = [name for name, _ in found]
+    colours = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(names))}
+    for name, result in found:
+        line: dict[str, Any] = {"color": colours[name], "linewidth": 1.2}
+        curve = [(point.batch_size, point.steps) for point in result.curve]
+        steps_axes.plot(*np.array(curve).reshape(-1, 2).T, label=name, **line)
+        critical = result.critical
+        if critical is None or critical.interval.value is None:
+            continue
+        steps_axes.axvline(critical.interval.value, linestyle=":", **line)
+        points = well_tuned_points(result)
+        dots = {"color": colours[name], "s": 14}
+        steps_axes.scatter(points["batch_size"], points["steps"], **dots)
+        points = points / [critical.interval.value, critical.s_min]
+        law_axes.scatter(points["batch_size"], points["steps"], **dots)
+    scale_axes(steps_axes, STEPS)
+    sizes = np.geomspace(1.0 / REACH, REACH)
+    law_axes.plot(sizes, 1.0 + 1.0 / sizes, color="black", linestyle="--", label="1 + B_crit/B")
+    law_axes.axvspan(1.0 / REGIME_RATIO, REGIME_RATIO, color="0.95", zorder=0)
+    steps_axes.set(ylabel="steps to target")
+    law_axes.set(xscale="log", yscale="log", xlabel="batch size / B_crit", ylabel="steps / S_min")
+    regimes = "perfect scaling   |   diminishing returns   |   maximal data parallelism"
+    law_axes.set_title(regimes, fontsize=9)
+    draw_legend(drawn, (steps_axes, law_axes))
+    return drawn

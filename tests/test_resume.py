@@ -1,156 +1,261 @@
-"""What a trial puts back that goes on from a stopped one, once and no later than its first batch."""
+"""A trial that was pruned and resumed equals one that never stopped, bit for bit.
 
+A case of each class is trained without a stop, and with stops after 12 and 25 steps: one of them
+is an epoch's end, the other is not. ``benchmarks/resume.py`` tries all cases.
+"""
+
+import random
+
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from made_parts import make_stopped, make_trainer
-from torch import nn, tensor
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
+from search_records import spec
+from small import Batches, scheduled, step_by_hand, trained
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import ConstantLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.trial.parts import resume as resuming
-from bstune.trial.parts.resume import Resume
+from bstune.core.records import Target
+from bstune.trial.trial import Trial
+from bstune.workloads.averaging import RunningWeightAverage
+from bstune.workloads.muon import Muon
+
+# On a machine with one processor torch advises on the number of a loader's processes.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(400, 10, generator=GENERATOR)
+Y = (X @ torch.randn(10, 3, generator=GENERATOR)).argmax(1)
+STEPS = 40
 
 
-class TwoLayers(LightningModule):
-    """Two weights of 1.0 and a buffer."""
+class Plain(LightningModule):
+    """Batch normalisation and dropout, with momentum."""
 
-    def __init__(self):
+    def __init__(self, trial):
         super().__init__()
-        self.a = nn.Parameter(torch.ones(2))
-        self.b = nn.Parameter(torch.ones(2))
-        self.register_buffer("mean", torch.zeros(()))
+        # An object that no checkpoint may hold, as it is read with weights_only=True.
+        self.save_hyperparameters({"activation": torch.nn.ReLU()})
+        self.trial = trial
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(10, 32),
+            torch.nn.BatchNorm1d(32),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(32, 3),
+        )
+
+    def loss(self, batch):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        torch.rand(3)  # an evaluation that takes random numbers
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.trial.lr, momentum=0.9)
 
 
-@pytest.fixture
-def accumulations(monkeypatch):
-    """Note what is accumulated on, in place of Lightning's own collection."""
-    noted = []
-    monkeypatch.setattr(
-        resuming, "restore_metrics", lambda trainer, module, state: noted.append(state)
+def by_steps(trainer, optimizer):
+    return StepLR(optimizer, 2, 0.7)
+
+
+def one_cycle(trainer, optimizer):
+    """Its length is asked for before a checkpoint is read."""
+    return OneCycleLR(optimizer, 0.1, total_steps=trainer.estimated_stepping_batches + 1)
+
+
+def plateau(threshold):
+    settings = {"patience": 0, "threshold": threshold, "factor": 0.7}
+    return lambda trainer, optimizer: ReduceLROnPlateau(optimizer, **settings)
+
+
+EpochSchedule = scheduled(by_steps, "epoch", base=Plain)
+StepSchedule = scheduled(by_steps, base=Plain)
+OneCycle = scheduled(one_cycle, base=Plain)
+Plateau = scheduled(plateau(0.2), "epoch", "val_loss", Plain)
+# It reads the epoch's mean training loss, of which no checkpoint keeps the part so far.
+PlateauOnTraining = scheduled(plateau(0.03), "epoch", "loss", Plain)
+
+
+class Manual(Plain):
+    """Two optimizers that step by hand."""
+
+    def __init__(self, trial):
+        super().__init__(trial)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        step_by_hand(self, self.loss(batch))
+
+    def configure_optimizers(self):
+        halves = self.net[0].parameters(), self.net[4].parameters()
+        return [torch.optim.SGD(half, lr=self.trial.lr, momentum=0.9) for half in halves]
+
+
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index] + random.random() + np.random.rand() + torch.rand(10), Y[index]
+
+
+class AugmentedWithMuon(Plain):
+    """It augments where the batch lies, as the image workloads do; matrices and biases by Muon."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        inputs, labels = batch
+        noise = torch.rand(len(inputs), 1) if self.trainer.training else 0.0
+        return inputs + noise, labels
+
+    def configure_optimizers(self):
+        return Muon(self.parameters(), lr=self.trial.lr)
+
+
+def stream(trial, workers=0):
+    batches = Batches(TensorDataset(X[3:], Y[3:]), trial.batch_size)
+    return DataLoader(batches, batch_size=None, num_workers=workers)
+
+
+def two_loaders(trial, workers=0):
+    """The second one is longer, and has twice as large batches."""
+    one = DataLoader(TensorDataset(X[:300], Y[:300]), 8, shuffle=True)
+    other = DataLoader(TensorDataset(X, Y), 16, shuffle=True)
+    return {"one": one, "two": [other]}
+
+
+class OfTwo(Plain):
+    def training_step(self, batch, batch_idx):
+        assert 2 * len(batch["one"][0]) == len(batch["two"][0][0])
+        return self.loss(batch["one"]) + self.loss(batch["two"][0])
+
+
+class Literal(Plain):
+    """Its rate is put into the groups."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=3.0, momentum=0.9)
+
+
+def in_turn(trainer, optimizer):
+    parts = [ConstantLR(optimizer, 0.5, 9), StepLR(optimizer, 2, 0.9)]
+    return SequentialLR(optimizer, parts, [9])
+
+
+LiteralRate = scheduled(in_turn, base=Literal)
+
+
+def scaler():
+    # The first steps are skipped, as the scale is much too large.
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**30))]}
+
+
+# A module, arguments of the Trainer, the training data or what makes its loaders, their workers.
+CASES = {
+    "plain": (Plain, dict, Augmented(), 0),
+    "epoch schedule": (EpochSchedule, dict, None, 0),
+    "step schedule": (StepSchedule, dict, None, 0),
+    "one cycle": (OneCycle, dict, None, 0),
+    "plateau": (Plateau, dict, None, 0),
+    "clipping": (EpochSchedule, lambda: {"gradient_clip_val": 0.5}, None, 0),
+    "EMA": (Plain, lambda: {"callbacks": [EMAWeightAveraging(decay=0.9)]}, None, 0),
+    "running average": (Plain, lambda: {"callbacks": [RunningWeightAverage(0.1)]}, None, 0),
+    "gradient scaler": (StepSchedule, scaler, None, 0),
+    "two workers": (Plain, dict, Augmented(), 2),
+    "micro-batches": (StepSchedule, dict, Augmented(), 0),
+    "micro-batches of a scaler": (StepSchedule, scaler, None, 0),
+    "bf16-mixed": (StepSchedule, dict, None, 0),
+    "plateau on training": (PlateauOnTraining, dict, None, 0),
+    "stream": (EpochSchedule, dict, stream, 0),
+    "stream with workers": (Plain, dict, stream, 2),
+    "manual on a stream": (Manual, dict, stream, 0),
+    "several loaders": (OfTwo, dict, two_loaders, 0),
+    "literal rate": (LiteralRate, dict, None, 0),
+    "augmented, Muon": (AugmentedWithMuon, dict, None, 0),
+}
+# Settings of the recipe; with a scaler of its own the Trainer takes no precision.
+SETTINGS = {
+    "gradient scaler": {"precision": None},
+    "micro-batches": {"micro_batch_size": 6},
+    "micro-batches of a scaler": {"precision": None, "micro_batch_size": 6},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+    "literal rate": {"override_lr": True},
+}
+# The batch size of a case of each class.
+CLASSES = {
+    "two workers": 16,
+    "clipping": 16,
+    "one cycle": 130,
+    "plateau": 130,
+    "manual on a stream": 16,
+    "EMA": 130,
+    "running average": 16,
+    "micro-batches of a scaler": 16,
+    "several loaders": 16,
+    "literal rate": 130,
+    "augmented, Muon": 16,
+}
+
+
+def run(case, batch_size, max_steps, earlier=None, save_to=None, resume_from=None):
+    """Train a trial; its module, its record."""
+    build, arguments, data, workers = CASES[case]
+
+    def loaders(trial):
+        if callable(data):
+            return data(trial, workers)
+        return DataLoader(data or TensorDataset(X, Y), 8, shuffle=True, num_workers=workers)
+
+    trial = Trial(
+        spec(batch_size=batch_size, lr=0.05, max_steps=max_steps),
+        Target("val_loss", 0.0, "min"),
+        total_steps=STEPS,
+        earlier=earlier,
+        save_to=save_to,
+        resume_from=resume_from,
     )
-    return noted
+    record, module = trained(
+        build,
+        lambda trial: (loaders(trial), DataLoader(TensorDataset(X[:40], Y[:40]), 20)),
+        trial,
+        data_follows=callable(data),
+        trainer=lambda trial: arguments(),
+        **SETTINGS.get(case, {}),
+    )
+    return module.state_dict(), record
 
 
-def overwrite(module, value):
-    with torch.no_grad():
-        module.a.fill_(value)
-        module.mean.fill_(value)
+def resumed_at(stops, case, batch_size, folder):
+    """Weights and record of a trial that was pruned at each of the stops in turn."""
+    earlier = None
+    checkpoint = None
+    for stop in stops:
+        save_to = folder / f"{stop}.ckpt"
+        _, earlier = run(case, batch_size, stop, earlier, save_to, checkpoint)
+        assert (earlier.status, earlier.steps) == ("pruned", stop)
+        checkpoint = save_to
+    return run(case, batch_size, STEPS, earlier, None, checkpoint)
 
 
-def test_a_fresh_trial_puts_nothing_back(accumulations):
-    module = TwoLayers()
-    trainer = make_trainer()
-    resume = Resume(None)
-    resume.keep_weights(module)
-    overwrite(module, 3.0)
-    resume.begin(trainer, has_epochs=True)
-    assert not resume.lacks_evaluation(at_epoch_end=True)
-    resume.before_batch(trainer, module)
-    assert (trainer.val_check_batch, trainer._logger_connector._first_loop_iter) == (1, None)
-    assert torch.equal(module.a, torch.full((2,), 3.0))
-    assert accumulations == []
+def are_equal(whole, resumed):
+    """Whether weights are equal, and evaluations but for those at the stops."""
+    weights, record = whole
+    resumed_weights, resumed_record = resumed
+    if resumed_record.status != "missed" or not set(record.history) <= set(resumed_record.history):
+        return False
+    return all(torch.equal(tensor, resumed_weights[name]) for name, tensor in weights.items())
 
 
-def test_weights_that_hooks_reset_are_put_back_once(accumulations):
-    module = TwoLayers()
-    trainer = make_trainer()
-    resume = Resume(make_stopped())
-    resume.keep_weights(module)
-    overwrite(module, 3.0)
-    resume.begin(trainer, has_epochs=False)
-    resume.before_batch(trainer, module)
-    assert torch.equal(module.a, torch.ones(2))
-    assert module.mean == 0.0
-    # As training does after the first batch.
-    overwrite(module, 5.0)
-    resume.before_batch(trainer, module)
-    assert torch.equal(module.a, torch.full((2,), 5.0))
-
-
-def test_weights_of_another_shape_and_new_ones_are_left_alone():
-    module = TwoLayers()
-    resume = Resume(make_stopped())
-    resume.keep_weights(module)
-    # As hooks may, which build the module for the data that they see.
-    module.a = nn.Parameter(torch.full((3,), 2.0))
-    del module.b
-    module.c = nn.Parameter(torch.full((2,), 4.0))
-    resume.put_back_stopped_state(make_trainer(), module)
-    assert module.a.tolist() == [2.0] * 3
-    assert module.c.tolist() == [4.0] * 2
-
-
-@pytest.mark.parametrize("frozen", [(), ("a",), ("a", "b")])
-@pytest.mark.parametrize("before", [(), ("b",)])
-def test_the_same_parameters_are_frozen(frozen, before):
-    module = TwoLayers()
-    trainer = make_trainer()
-    for name in before:
-        getattr(module, name).requires_grad_(False)
-    resume = Resume(make_stopped(frozen=frozen))
-    resume.begin(trainer, has_epochs=False)
-    resume.before_batch(trainer, module)
-    found = [name for name, weight in module.named_parameters() if not weight.requires_grad]
-    assert tuple(found) == frozen
-    # What a call-back unfreezes later stays so.
-    module.requires_grad_(True)
-    resume.before_batch(trainer, module)
-    assert module.a.requires_grad
-    assert module.b.requires_grad
-
-
-@pytest.mark.parametrize("has_epochs", [True, False])
-def test_it_begins_where_it_was_stopped(has_epochs, accumulations):
-    epoch = {"logged": {}}
-    value = tensor(0.3)
-    trainer = make_trainer()
-    trainer.fit_loop.batch_idx = 4
-    resume = Resume(make_stopped(epoch=epoch, metrics={"val/error": value}))
-    resume.begin(trainer, has_epochs)
-    assert trainer.callback_metrics == {"val/error": value}
-    assert trainer.val_check_batch == 5
-    for _ in range(2):
-        resume.before_batch(trainer, TwoLayers())
-    assert accumulations == ([epoch] if has_epochs else [])
-    assert trainer._logger_connector._first_loop_iter == (False if has_epochs else None)
-
-
-@pytest.mark.parametrize(
-    ("steps", "due_step", "at_epoch_end", "has_epochs", "lacks"),
-    [
-        (30, 30, False, True, True),
-        (29, 30, False, True, False),
-        # It was stopped where an epoch is evaluated at its end, due or not.
-        (29, 30, True, True, True),
-        # Without epochs nothing looks at an evaluation.
-        (30, 30, True, False, False),
-    ],
-)
-def test_an_evaluation_that_the_state_lacks_runs_again(
-    steps, due_step, at_epoch_end, has_epochs, lacks
-):
-    resume = Resume(make_stopped(steps, due_step=due_step))
-    resume.begin(make_trainer(), has_epochs)
-    assert resume.lacks_evaluation(at_epoch_end) == lacks
-
-
-def test_lightning_begins_with_the_evaluation():
-    trainer = make_trainer()
-    resume = Resume(make_stopped())
-    resume.evaluate_again(trainer)
-    validation = trainer.fit_loop.epoch_loop.val_loop
-    assert resume.evaluates_again
-    assert (validation.restarting, validation._restart_stage) == (False, "restarted_mid_evaluation")
-
-
-def test_at_an_epochs_end_all_is_put_back_and_lightning_does_not_restart(accumulations):
-    module = TwoLayers()
-    trainer = make_trainer()
-    resume = Resume(make_stopped(epoch={"logged": {}}, frozen=("a",)))
-    resume.begin(trainer, has_epochs=True)
-    resume.end_epoch(trainer, module)
-    assert accumulations == [{"logged": {}}]
-    assert not module.a.requires_grad
-    assert trainer.fit_loop._restarting is False
-    # The next batch begins an epoch, which Lightning accumulates anew.
-    resume.before_batch(trainer, module)
-    assert trainer._logger_connector._first_loop_iter is None
+@pytest.mark.parametrize("case, batch_size", CLASSES.items())
+def test_a_resumed_trial_equals_one_that_never_stopped(case, batch_size, tmp_path):
+    whole = run(case, batch_size, STEPS)
+    assert (whole[1].status, whole[1].steps) == ("missed", STEPS)
+    assert are_equal(whole, resumed_at((12, 25), case, batch_size, tmp_path))

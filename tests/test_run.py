@@ -1,448 +1,327 @@
-"""Studies as the command runs them: cut short and continued, with trials that are stopped, continued and replicated."""
+"""The public surface, in Python and on the command line: what comes of whole studies."""
 
+import io
+import itertools
 import json
 import math
-import re
+import os
 import shlex
-import subprocess
-import sys
+import shutil
+import signal
+import threading
 import time
-from collections import defaultdict
-from contextlib import nullcontext
-from dataclasses import replace
-from io import StringIO
-from pathlib import Path
-from types import SimpleNamespace
+from contextlib import redirect_stdout
 
+import matplotlib.pyplot
 import optuna
 import pytest
 import yaml
-from builders import options_of, prepared_study
-from rich.console import Console
-from toolbox import end_as_lightning, make_result, table_rows, trials_of, write_rows
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from processes import started
+from refusals import cases, refused, text_cases
+from small import ARGUMENTS, EXAMPLES, Counts, Data, Model, WithTest
 
-from bstune.core.records import Target, TrialResult
-from bstune.search.monte_carlo import sample_posterior
-from bstune.study import report
-from bstune.study.analysis.model import REPORT_PARTICLES
-from bstune.study.run import run_single, worker_command
-from bstune.study.storage.trials import spec_of
-from bstune.system import watchdog
-from bstune.system.files import Output
-from bstune.trial.processes.workers import InProcess
-
-REPLAY = (
-    "workload=replay",
-    "workload.table=t.jsonl",
-    "workload.target.value=0.14",
-    "mlflow.enabled=false",
-    "workload.name=replay",
-)
-STEPS = "search.objective=steps"  # its costs are counted in examples: no clock decides anything
-DIGITS = (
-    "workload=digits",
-    "mlflow.enabled=false",
-    "search.batch_size.low=32",
-    "search.batch_size.high=512",
-)
-DIGITS += ("search.workers=0",)  # the tests look into the process that trains
-EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
-LIGHT = ("early_checks", "storage.opening", "study", "tune", "verbs.record", "verbs.retarget")
-# The length of the warm-up is the budget's: a schedule with a horizon.
-HORIZON = ("workload.module.schedule.warmup_examples=${trial.total_steps}",)
+import bstune
+from bstune.__main__ import main
+from bstune.core.errors import BstuneError
 
 
-@pytest.fixture
-def outputs(tmp_path):
-    """Return the folder of the studies; the table is beside it."""
-    write_rows(tmp_path / "t.jsonl", table_rows())
-    return tmp_path / "outputs"
+def tune(folder, module=Model, **changes):
+    """A study in this process, in a folder of its own, without MLflow."""
+    places = {"output": str(folder / "out"), "storage": f"sqlite:///{folder}/study.db"}
+    # Rates far below those that diverge, so that whatever is found reaches it on each seed.
+    own = {"workers": 0, "mlflow": {"uri": None}, "target": "val/loss <= 0.2", "lr": (0.005, 0.3)}
+    options = {"data": Data()} | ARGUMENTS | own | places | changes
+    return bstune.tune(module, options.pop("data"), **options)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        (["workload=mine"], "bstune worker storage=sqlite:///a.db study=s"),
-        (["storage=${oc.env:STUDIES}"], "bstune worker 'storage=${oc.env:STUDIES}' study=s"),
-        # No command line composes Python objects.
-        ([], None),
-    ],
-)
-def test_the_command_that_joins_a_study_is_whole_or_not_there(arguments, command):
-    options = SimpleNamespace(storage="sqlite:///a.db", study="s")
-    assert worker_command(options, arguments) == command
+TRAINER = {"enable_progress_bar": False, "enable_model_summary": False}
+COUNTS = {"module": Counts, "data": WithTest(), "trainer": TRAINER}
 
 
-def asked_by_index(study: Path) -> dict[int, tuple]:
-    """Return what came of each trial index: numbers count trials that were cut short, too."""
-    trials = trials_of(study)
-    indices = {trial.number: trial.trial_index for trial in trials}
-    asked = {}
-    for trial in trials:
-        if trial.status != "failed":
-            asked[trial.trial_index] = (
-                *(trial.batch_size, trial.lr, trial.seed),
-                *(indices.get(trial.resumed_from), indices.get(trial.replicate_of)),
-                *(trial.status, trial.steps, trial.history),
-            )
-    return asked
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One finished study of the small project, and its folder."""
+    folder = tmp_path_factory.mktemp("finished")
+    return tune(folder, **COUNTS), folder
 
 
-def first_with(asked: dict[int, tuple], place: int) -> int | None:
-    """Return the position of the first trial that has an entry there; None if there is none."""
-    for position, values in enumerate(asked.values()):
-        if values[place] is not None:
-            return position
-    return None
+def test_a_study_is_answered_and_its_folder_has_all_files(finished):
+    result, folder = finished
+    # Step times decide what is tried, so that the verdict is not the same each time.
+    assert result.verdict in ("switch", "not yet")
+    assert result.speedup.value == pytest.approx(result.baseline.seconds / result.best.seconds)
+    assert (result.best.runs, result.baseline.runs, result.configurations) == (2, 2, 6)
+    names = {path.name for path in (folder / "out").iterdir()}
+    files = "curve.json trials.jsonl best.yaml curve.png report.html config.yaml hardware.json"
+    assert set(files.split()) <= names
+    assert not [name for name in names if name.endswith(".partial")]
+    assert bstune.load(folder / "out").model_dump() == result.model_dump()
 
 
-def end_at(monkeypatch, at, killed):
-    """End the process at its ``at``-th trial, from 0: killed, which leaves the trial running, or interrupted."""
-    wait, calls = InProcess.wait, []
-
-    def counted(runner):
-        calls.append(runner)
-        # Before the trial is waited for.
-        if len(calls) > at:
-            end_as_lightning()
-        return wait(runner)
-
-    monkeypatch.setattr(InProcess, "wait", counted)
-    # A killed process cannot say that its trial was cut short.
-    if killed:
-        monkeypatch.setattr("bstune.study.search.cut_short", lambda *_: nullcontext())
+def test_more_seeds_continue_a_study_and_another_target_does_not(finished):
+    result, folder = finished
+    with refused("target", BstuneError):
+        tune(folder, **COUNTS, target="val/loss <= 0.3")
+    more = tune(folder, **COUNTS, seeds=3)
+    assert (more.best.runs, more.records[: len(result.records)]) == (3, result.records)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "killed"),
-    [
-        ((*REPLAY, STEPS), True),
-        pytest.param((*REPLAY, "search.objective=both"), False, marks=pytest.mark.soak),
-        pytest.param((*REPLAY, STEPS, "sampler=tpe"), True, marks=pytest.mark.soak),
-        pytest.param((*REPLAY, STEPS, "sampler=tpe"), False, marks=pytest.mark.soak),
-        pytest.param(
-            # A study with real training, whose continuations load what was trained.
-            (
-                *DIGITS,
-                *EASY,
-                STEPS,
-                "workload.target.value=0.5",
-                "search.trials=12",
-                "search.replicates=2",
-                "protocol.noise_scale_every=2",
-            ),
-            False,
-            marks=pytest.mark.soak,
-        ),
-    ],
-    ids=["frontier-killed", "both", "tpe-killed", "tpe", "real training"],
-)
-def test_a_study_cut_short_and_continued_asks_the_same_trials(
-    bstune, outputs, monkeypatch, arguments, killed
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_optuna_shows_the_study(finished):
+    _, folder = finished
+    # Other tests go on with it.
+    result = bstune.load(folder / "out")
+    study = optuna.load_study(study_name="Counts", storage=f"sqlite:///{folder}/study.db")
+    frame = study.trials_dataframe()
+    value = "value_seconds to val/loss <= 0.2"
+    assert {"params_batch_size", "params_lr", value, "state"} <= set(frame.columns)
+    assert len(frame) == len(result.records)
+    for plot in ("plot_contour", "plot_intermediate_values"):
+        getattr(optuna.visualization.matplotlib, plot)(study)
+    matplotlib.pyplot.close("all")
+    assert study.user_attrs["answer"]["best"]["lr"] == result.best.lr
+
+
+# Lightning advises on the loggers and loaders of the user's own training.
+@pytest.mark.filterwarnings("ignore")
+def test_a_studys_best_is_trained_with_the_users_callbacks(finished, tmp_path):
+    result, folder = finished
+    checkpoint, logger = ModelCheckpoint(monitor="val/loss"), CSVLogger(tmp_path / "logs")
+    if result.verdict == "switch":
+        assert result.train_command == "result.train()"
+    for one in (result, result.at("val/loss <= 0.4")):
+        Counts.calls.clear()
+        module, trainer = one.train(callbacks=checkpoint, logger=logger)
+        assert Counts.calls == [one.best.batch_size] * math.ceil(one.best.steps)
+        assert module.lr == one.best.lr
+        assert one.parameters and one.examples == EXAMPLES
+    assert trainer.logger is logger
+    assert str(tmp_path / "logs") in checkpoint.best_model_path
+    with refused("bstune.tune"):
+        bstune.load(folder / "out").train()
+
+
+def test_a_time_limit_is_kept_with_an_answer(tmp_path):
+    began = time.monotonic()
+    result = tune(tmp_path, wall_seconds=8, trials=1000)
+    assert time.monotonic() - began < 18
+    assert result.best is not None
+    assert len(result.records) > 4
+    phases = result.spent.phases
+    assert phases.others > 0.0
+    assert phases.total < time.monotonic() - began
+
+
+class Locked(Data):
+    """It cannot be sent to a worker."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@cases("""
+changes | named
+{trails: 3} | trials
+{target: val/accuracy >= 0.9} | val/loss
+{batch_size: [512, 1024], baseline: [512, 0.05]} | 256 examples
+{data: LOCKED} | data
+# Before a process each imports torch.
+{devices: 64, workers: 1, baseline: [64, 0.1], batch_size: [64, 128]} | devices, 64
+""")
+def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, changes, named):
+    if "data" in changes:
+        changes = {"data": Locked()}
+    with refused(named, BstuneError):
+        tune(tmp_path, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+REPLAY = ["+workload=replay", "table=fashion_mlp", "trials=8", "seeds=1", "mlflow.uri=null"]
+
+
+def places(folder):
+    return [f"output={folder}/out", f"storage=sqlite:///{folder}/study.db"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A finished study of recorded runs, and what its command printed."""
+    folder, printed = tmp_path_factory.mktemp("recorded"), io.StringIO()
+    with redirect_stdout(printed):
+        assert main([*REPLAY, *places(folder)]) == 0
+    return bstune.load(folder / "out"), printed.getvalue()
+
+
+def printed_json(capsys, *arguments):
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def dumped(result, *left_out):
+    return result.model_dump(mode="json", exclude=left_out)
+
+
+def test_the_command_line_answers_and_reports(recorded, capsys):
+    study, answer = recorded
+    assert main(["report", str(study.folder)]) == 0
+    assert capsys.readouterr().out in answer
+    assert printed_json(capsys, "report", str(study.folder)) == dumped(study)
+    assert any(record.resumed_from is not None for record in study.records)
+
+
+def test_a_folder_answers_for_another_target_and_budget(recorded, capsys):
+    study, _ = recorded
+    before = {path: path.read_bytes() for path in study.folder.iterdir() if path.is_file()}
+    easier = study.at("val/error <= 0.2")
+    assert (str(easier.target), easier.ran_for) == ("val/error <= 0.2", "val/error <= 0.14")
+    assert easier.best.seconds < study.best.seconds
+    assert "'target=val/error <= 0.2'" in (easier.train_command or easier.next)
+    assert printed_json(capsys, "report", str(study.folder), "target=0.2") == dumped(easier)
+    metric = study.at(budget={"steps": 20})
+    assert (str(metric.target), metric.best.metric is None) == ("min val/error", False)
+    assert main(["report", str(study.folder), "target=val/error <= 0.01"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_study_that_runs_is_answered_and_its_own_target_has_its_own_answer(
+    recorded, tmp_path, capsys
 ):
-    arguments = ("search.trials=8", *arguments) if arguments[0] == REPLAY[0] else arguments
-    assert bstune(*arguments, "study=whole")[0] == 0
-    whole = asked_by_index(outputs / "whole")
-    order = list(whole)
-    continued = first_with(whole, 3)
-    assert "sampler=tpe" in arguments or continued is not None, (
-        "no trial was continued: the test proves little"
-    )
-    # There is one, as some trial reached the target.
-    replicate = first_with(whole, 4)
-    # In the first trial, in one that continues another one, and in the second replicate.
-    cuts = sorted({0, continued or 7, replicate + 1})
-    done = 0
-    for at in cuts:
-        with monkeypatch.context() as patch:
-            end_at(patch, at - done, killed)
-            status, _, err = bstune(*arguments, "study=pieces")
-        assert (status, "the same command continues the study" in err) == (130, True)
-        # What was run before does not count again.
-        done = at
-    assert bstune(*arguments, "study=pieces")[0] == 0
-    assert asked_by_index(outputs / "pieces") == whole
-    failed = [trial for trial in trials_of(outputs / "pieces") if trial.status == "failed"]
-    assert [trial.trial_index for trial in failed] == [order[at] for at in cuts]
-    for trial in failed:
-        assert (trial.batch_size, trial.lr, trial.seed) == whole[trial.trial_index][:3]
+    study, _ = recorded
+    assert dumped(study.at("val/error <= 0.14")) == dumped(study)
+    runs = shutil.copytree(study.folder, tmp_path / "out")
+    (runs / "curve.json").unlink()
+    so_far = printed_json(capsys, "report", str(runs))
+    del so_far["spent"]
+    assert so_far == dumped(study, "spent")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
-def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler, outputs):
-    arguments = (
-        *DIGITS,
-        *EASY,
-        *HORIZON,
-        STEPS,
-        f"sampler={sampler}",
-        "search.trials=6",
-        "search.replicates=2",
-    )
-    status, out, _ = bstune(*arguments)
-    assert status == 0
-    chosen, out = sampler == "frontier", " ".join(out.split())
-    # Only bstune's own sampler chooses horizons.
-    ends = (
-        "or with its schedule, at a horizon that the search chooses, at most"
-        if chosen
-        else "or after"
-    )
-    assert f"each ends at the target {ends} 60 steps and 6000 examples" in out
-    notes = " ".join(json.loads((outputs / "digits" / "curve.json").read_text())["notes"])
-    assert ("the shortest horizon that reaches the target" in notes) == chosen
-    assert ("where this schedule stops working" in notes) != chosen
-    study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/bstune.db")
-    specs = [spec_of(trial) for trial in study.get_trials()]
-    assert {spec.resumed_from for spec in specs} == {None}
-    assert not (outputs / "digits" / "states").exists()
-    trials = trials_of(outputs / "digits")
-    # Of each winner the horizons of its replicates.
-    replicates = 0
-    horizons_again = defaultdict(set)
-    for spec, trial in zip(specs, trials, strict=True):
-        if spec.replicate_of is not None:
-            replicates += 1
-            horizons_again[spec.replicate_of].add(trial.horizon)
-        # The budget: 60 steps or 6,000 examples, whichever is more.
-        longest = max(60, math.ceil(6000 / trial.batch_size))
-        assert trial.horizon == (spec.max_steps or longest) <= longest
-        assert trial.steps == trial.horizon or trial.status != "stopped"
-        assert chosen or spec.max_steps is None
-        assert (
-            chosen
-            or spec.replicate_of is None
-            or trial.horizon == trials[spec.replicate_of].horizon
-        )
-    assert replicates >= 2
-    # All replicates of a winner have one horizon.
-    assert set(map(len, horizons_again.values())) == {1}
-    # Horizons of several lengths in examples, so that it was chosen.
-    assert len({trial.horizon * trial.batch_size for trial in trials}) > 3 or not chosen
-    # A horizon ends with the budget, so a sampler that does not choose cannot go on with another.
-    status, _, err = bstune(*arguments, "search.trials=7", "budget.examples=7000")
-    assert status == (0 if chosen else 2)
-    assert ("budget.examples: was 6000, now 7000" in err) != chosen
+def test_advised_commands_are_taken(tmp_path, capsys):
+    short = ["sampler=tpe", "budget.steps=20", "budget.examples=2000", "trials=4"]
+    assert main([*REPLAY, *places(tmp_path), *short]) == 0
+    result = bstune.load(tmp_path / "out")
+    assert not result.reached
+    # The same trials tell it.
+    assert printed_json(capsys, *shlex.split(result.easier)[3:])["reached"]
+    assert main([*shlex.split(result.next)[3:], "--cfg", "job"]) == 0
+    told = yaml.safe_load(capsys.readouterr().out)
+    assert (told["output"], told["study"][-2:]) == (f"{tmp_path}/out-2", "-2")
 
 
-@pytest.mark.slow
-def test_nothing_more_is_done_once_all_is_done_and_replicates_can_be_added(bstune, outputs):
-    arguments = (
-        *REPLAY,
-        STEPS,
-        "sampler=tpe",
-        "search.precision=null",
-        "search.trials=5",
-        "search.candidates=1",
-        "search.baseline=false",
-    )
-    before = []
-    # No replicate, then three more, and then none that is missing.
-    for replicates in (0, 3, 3):
-        assert bstune(*arguments, f"search.replicates={replicates}")[0] == 0
-        trials = trials_of(outputs / "replay")
-        assert trials[: len(before)] == before
-        assert [trial.replicate_of is None for trial in trials] == [True] * 5 + [False] * replicates
-        before = trials
-    # Five trials of the search and three replicates, each with a seed and an index of its own.
-    assert len({(trial.trial_index, trial.seed) for trial in before}) == 8
+def test_several_studies_whichever_fails(tmp_path, capsys):
+    """Each has a name and a folder of its own; the one that does not fail is of a grid."""
+    command = ["-m", *REPLAY, "table=nosuch,fashion_mlp", f"output={tmp_path}"]
+    grid = ["sampler=grid", "objective=steps", "trials=6"]
+    assert main([*command, *grid, f"storage=sqlite:///{tmp_path}/study.db"]) == 2
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    result = bstune.load(folder)
+    assert result.study == folder.name == "replay-fashion_mlp"
+    # It tells what it measured, at powers of two.
+    assert (result.reached, result.configurations) == (True, 6)
+    assert set() < {one.batch_size for one in result.measured} <= {8 * 2**k for k in range(10)}
+    for wrong in (["-m", "+workload=digits", "seed=0"], ["report", "-m", str(tmp_path)]):
+        assert main(wrong) == 2
+    assert capsys.readouterr().err.count("-m ") >= 2
 
 
-@pytest.mark.slow
-def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstune, outputs):
-    # Upper over lower end of the interval: 1,000 is soon reached.
-    arguments = (*REPLAY, "sampler=tpe", "search.precision=1000", "search.trials=40")
-    assert bstune(*arguments)[0] == 0
-    study = outputs / "replay"
-    sentence = json.loads((study / "curve.json").read_text())["stop_reason"]
-    assert sentence.startswith("stopped: B_crit lies between ")
-    assert sentence.endswith(", within search.precision=1000")
-    first = trials_of(study)
-    winners = [trial.replicate_of for trial in first]
-    assert winners.count(None) == 8, "the first look after six trials that reached it"
-    assert len(winners) - 8 >= 3
-    assert bstune(*arguments)[0] == 0
-    assert trials_of(study) == first, (
-        "the same command goes on searching: the replicates were taken for its trials"
-    )
+@text_cases("""
+command | named
++workload=digit {places} | digits
++workload=replay table=fashion_mlp trails=3 {places} | trials
++workload=replay table=fashion_mlp output={folder}/out storage=nosuch://x | nosuch
++workload=digits {places} device=cuda workers=0 | cuda
+reprot x | report
+report | folder
+survey | workload
+survey +workload=replay table=fashion_mlp | recorded
+""")
+def test_a_bad_command_line_is_one_line_with_status_2(tmp_path, capsys, command, named):
+    command = command.format(places=" ".join(places(tmp_path)), folder=tmp_path)
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err.strip()
+    assert named in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
-    """Half of the table never reaches the target: its trials end with their records, which go no further."""
-    # Rates of 0.1 and more never reach.
-    write_rows(tmp_path / "t.jsonl", table_rows(missed=lambda lr: lr >= 0.1))
-    assert (
-        bstune(*REPLAY, "search.trials=14", "search.replicates=0", "search.precision=null")[0] == 0
-    )
-    trials = trials_of(outputs / "replay")
-    study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
-    short = set()
-    resumed = set()
-    for trial, stored in zip(trials, study.get_trials(), strict=True):
-        # It was to run further than its record does.
-        if trial.status == "stopped" and trial.steps < spec_of(stored).max_steps:
-            short.add(trial.number)
-        resumed.add(trial.resumed_from)
-        assert trial.train_seconds > 0
-    assert short, "no record ended ahead of its trial's limit: the test proves nothing"
-    assert not short & resumed
+OWN = """
+target: val/loss <= 0.1
+baseline: {batch_size: 16, lr: 0.05}
+batch_size: {low: 2, high: 128}
+budget: {steps: 500, examples: 20_000}
+trials: 4
+seeds: 2
+threads: 1
+device: cpu
+survey: off
+data: {_target_: small.Data}
+module: {_target_: small.MODULE, lr: "${trial.lr}"}
+"""
 
 
-@pytest.mark.parametrize(
-    ("overrides", "bound"),
-    [
-        ((), 10.0),
-        (("scaling.lr_octaves=4",), 4.0),
-        # Three times sigma.
-        (("sampler=tpe", "scaling.lr_octaves_sigma=2"), 6.0),
-    ],
-)
-def test_how_far_from_the_rule_each_sampler_searches(outputs, monkeypatch, overrides, bound):
-    monkeypatch.chdir(outputs.parent)
-    assert prepared_study(*REPLAY, *overrides).space.delta_bound == bound
+def own(folder, module="Model"):
+    """A folder of configs with the small project as workload ``own``."""
+    (folder / "conf" / "workload").mkdir(parents=True)
+    (folder / "conf" / "workload" / "own.yaml").write_text(OWN.replace("MODULE", module))
+    return ["--config-dir", str(folder / "conf"), "+workload=own"]
 
 
-def test_a_study_from_end_to_end(bstune, outputs):
-    arguments = ("sampler=random", "search.replicates=0", "search.precision=null")
-    status, out, err = bstune(*REPLAY, "study=small", "seed=3", "search.trials=12", *arguments)
-    assert (status, err) == (0, "")
-    assert "study small: val/error <= 0.14, objective time, on recorded runs (t)" in out
-    assert (
-        "batch sizes 8 to 512, learning rates within a factor of 8 of rule sqrt through B = 64, lr = 0.08"
-        in out
-    )
-    assert "answered from 32 recorded runs at 4 batch sizes and 4 learning rates" in out
-    folder = outputs / "small"
-    trials = trials_of(folder)
-    assert [trial.status for trial in trials] == ["reached"] * 12
-    curve = json.loads((folder / "curve.json").read_text())
-    assert 16 < curve["critical_batch_size"]["value"] < 256
-    assert curve["test"] == {}
-    best = yaml.safe_load((folder / "best.yaml").read_text())["best_by_time"]
-    assert best["checkpoint"] is None
-    assert bstune(*shlex.split(best["command"])[3:])[0] == 0
-    (record,) = folder.glob("trial-B*/trial.json")
-    # The command of best.yaml trains the winner again: all but its place in the study.
-    again, winner = TrialResult.from_json(record.read_text()), trials[best["number"]]
-    assert again.delta is None
-    assert (
-        replace(again, number=winner.number, trial_index=winner.trial_index, delta=winner.delta)
-        == winner
-    )
+def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(own_surveys, tmp_path, capsys):
+    arguments = [*own(tmp_path), *places(tmp_path), "budget.seconds=0.5"]
+    arguments += ["data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
+    arguments += ["+data.account={name: me, password: hunter2}"]
+    at_once = ["workers=2", "threads=null", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]
+    assert main([*arguments, "survey=auto", *at_once]) == 0
+    result = bstune.load(tmp_path / "out")
+    printed = capsys.readouterr()
+    assert f"batch size {result.best.batch_size}" in printed.out
+    assert result.reached
+    # A secret of the config is in no file, and not on the screen.
+    assert "hunter2" not in printed.out + printed.err
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+    assert (tmp_path / "mlflow.db").exists()
+    assert (tmp_path / "out" / "roofline.png").exists()
+    found = json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"]
+    # The cores are shared.
+    threads = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["threads"] == threads
+    assert (result.threads, found["threads"], found["largest_fit"]) == (threads, threads, 128)
+    assert {2, 16, 128} <= {timing["batch_size"] for timing in found["timings"]}
+    # The workers train at once, and nothing twice.
+    study = optuna.load_study(study_name="own", storage=f"sqlite:///{tmp_path}/study.db")
+    pairs = list(itertools.pairwise(study.trials))
+    assert any(later.datetime_start < one.datetime_complete for one, later in pairs)
+    assert len({record.place for record in result.records}) == len(result.records)
+    # The same command adds nothing, and its budget of seconds is as many steps as before.
+    again = ["survey=refresh", "workers=0", f"threads={threads}", "mlflow.uri=null"]
+    assert main([*arguments, *again]) == 0
+    assert bstune.load(tmp_path / "out").records == result.records
+    assert json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"] == found
 
 
-@pytest.mark.parametrize(
-    ("part", "name"), [("draw_curve", "the figures"), ("write_page", "the page")]
-)
-def test_what_keeps_a_study_busy_after_its_answer_is_said(part, name, bstune, outputs, monkeypatch):
-    monkeypatch.setattr(report, "SILENCE_AFTER_ANSWER", 0.1)
-    monkeypatch.setattr(watchdog, "THREAD_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(report, part, lambda *arguments: time.sleep(0.5))
-    arguments = ("sampler=random", "search.replicates=0", "search.trials=3")
-    status, out, _ = bstune(*REPLAY, *arguments)
-    assert status == 0
-    after = out[out.index("\nUSE ") :]
-    said = [f"waiting for {name}, ", f"{name}: took ", "page "]
-    assert re.search(".*".join(f"\n{line}" for line in said), after, flags=re.DOTALL)
+@pytest.mark.parametrize("module, status", [("Raises", 1), ("Nosuch", 2)])
+def test_user_code_that_fails_is_one_line(tmp_path, capfd, module, status):
+    assert main([*own(tmp_path, module), *places(tmp_path), "workers=0"]) == status
+    assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is_sampled_once(
-    bstune, outputs, monkeypatch
-):
-    def nothing_confirmed(posterior):
-        # Predicted at one step each, every candidate remains worth a run.
-        return {one.number: 1.0 for one in posterior.observations}
-
-    for module in ("search", "analysis.analyse"):
-        monkeypatch.setattr(f"bstune.study.{module}.fresh_steps", nothing_confirmed)
-    arguments = (*REPLAY, STEPS, "sampler=random", "search.trials=6", "search.replicates=1")
-    for candidates in (1, 8):
-        assert bstune(*arguments, f"search.candidates={candidates}")[0] == 0
-        curve, sampled = (outputs / "replay" / "curve.json").read_text(), []
-
-        def count(data, prior, rng, particles, *further, sampled=sampled):
-            sampled.append(particles)
-            return sample_posterior(data, prior, rng, particles, *further)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("bstune.search.posterior.sample_posterior", count)
-            status, out, _ = bstune(*arguments, f"search.candidates={candidates}")
-        # What is reported of a finished study is sampled anew, once.
-        assert (status, sampled.count(REPORT_PARTICLES)) == (0, 1)
-        assert (outputs / "replay" / "curve.json").read_text() == curve
-        line = json.loads(curve)["not_run_again"]
-        assert (
-            (line is not None)
-            == ("search.candidates=2 does it" in " ".join(out.split()))
-            == (candidates == 1)
-        )
-
-
-@pytest.mark.slow
-def test_a_replayed_study_imports_no_training_library(outputs):
-    # Then the modules of what looks at recorded runs, of what is checked before a study, and the list of the sweeps.
-    modules = [f"bstune.study.{name}" for name in LIGHT]
-    code = (
-        "import sys; from bstune.__main__ import main; main(); "
-        f"import bstune.workloads.datasets, {', '.join(modules)}; "
-        "from bstune.sweeps import harness; harness.main([]); "
-        "print({'torch', 'lightning', 'mlflow'} & {*sys.modules})"
-    )
-    command = [sys.executable, "-c", code, *REPLAY, "search.trials=1", "search.replicates=0"]
-    ended = subprocess.run(command, cwd=outputs.parent, capture_output=True, text=True, check=True)
-    # A replay trains nothing, so neither has to be loaded.
-    assert ended.stdout.splitlines()[-1] == "set()"
-    assert sum(trial.resumed_from is None for trial in trials_of(outputs / "replay")) == 1
-
-
-@pytest.mark.slow
-def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
-    table = outputs.with_name("t.jsonl")
-    assert bstune(*REPLAY, "search.trials=3")[0] == 0
-    first = (outputs / "replay" / "trials.jsonl").read_text()
-    # A table is known by its content, wherever it lies.
-    moved = table.rename(table.with_name("moved.jsonl"))
-    # A budget may grow.
-    more = ("search.trials=5", "budget.examples=100_000")
-    status, out, _ = bstune(*REPLAY, "workload.table=moved.jsonl", *more)
-    assert status == 0
-    assert "continues after 3 configurations" in out
-    assert (outputs / "replay" / "trials.jsonl").read_text().startswith(first)
-
-    # A third seed in it.
-    write_rows(moved, table_rows(seeds=(0, 1, 2)))
-    status, _, err = bstune(*REPLAY, "workload.table=moved.jsonl", "search.trials=7")
-    assert status == 2
-    assert "workload.table: was 'sha256 " in err
-
-
-def test_a_single_trial_whose_test_fails_has_ended_well_and_names_its_weights(
-    tmp_path, monkeypatch
-):
-    def fails(spec, folder):
-        raise ValueError("no test data")
-
-    trial = make_result(number=0)
-    runner = SimpleNamespace(
-        start=lambda *given, resumed_from: None,
-        wait=lambda: SimpleNamespace(result=lambda: trial, frames=""),
-    )
-    prepared = SimpleNamespace(
-        options=options_of("workload=digits"),
-        files=Output(tmp_path),
-        open_runner=lambda count: nullcontext(runner),
-        backend=SimpleNamespace(test=fails),
-        protocol=SimpleNamespace(target=Target("val/error", 0.1, "min")),
-        last_step=lambda batch_size: 1000,
-    )
-    monkeypatch.setattr("bstune.study.run.is_own", lambda path: True)
-    console = Console(file=StringIO(), width=100)
-    assert run_single(prepared, trial.again(), console) == trial
-    lines = console.file.getvalue().splitlines()
-    weights = prepared.files.single_trial(trial.batch_size, trial.lr, trial.seed).checkpoint(0)
-    assert f"weights {weights}" in lines
-    assert sum(line.startswith("NOTE no test metrics") for line in lines) == 1
+def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
+    options = [*own(tmp_path, "Sleeps"), *places(tmp_path), "budget.steps=20", "budget.examples=1"]
+    process = started(tmp_path / "log.txt", main, options)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out/checkpoints").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # The first trial sleeps for 30 s.
+    time.sleep(2.0)
+    os.kill(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    process.join(30)
+    assert time.monotonic() - began < 3.0
+    assert process.exitcode == 130, (tmp_path / "log.txt").read_text()
+    study = optuna.load_study(study_name="own", storage=f"sqlite:///{tmp_path}/study.db")
+    assert all(trial.state.is_finished() for trial in study.trials)

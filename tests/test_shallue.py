@@ -1,191 +1,80 @@
-"""Sweeps over studies: on replayed ones, and what is said of made ones of a known law."""
+"""Sweeps after Shallue et al. 2018: their numbers, and each once, small."""
 
-import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from rich.console import Console
-from test_compare import SIZES, UNREACHED, studies, summary
-from unit_logs import units_in, unkept
+import torch
+import yaml
+from pandas import DataFrame, Series
+from scipy.stats import t as student
 
 from bstune.config import compose
-from bstune.core.errors import ConfigError, Interrupted, StudyError
-from bstune.report.compare import compare
-from bstune.sweeps import shallue
-from bstune.sweeps.harness import check_sweep, compose_sweep, main
-from bstune.sweeps.shallue import budget_curve, end_slopes, sentence
+from bstune.sweeps import shallue, shallue_error
+from bstune.sweeps.command import SWEEPS
+from bstune.workloads.losses import squared_error
 
-# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
-pytestmark = pytest.mark.slow
+FAST = ["workers=0", "mlflow.uri=null"]
 
-REPLAYED = (
-    "sweep.experiment.common=['workload=replay','search.replicates=0']",
-    "~sweep.experiment.studies.none",
-    "sweep.experiment.studies.smoothed=['workload.table=mnist_cnn']",
-    "sweep.experiment.studies.decayed=['workload.table=fashion_mlp']",
+
+@pytest.mark.parametrize("times", [1.0, 2.0])
+def test_points_off_the_law(times):
+    sizes = np.array([1.0, 90.0, 5000.0])
+    points = DataFrame({"batch_size": sizes, "steps": times * (7.0 + 630.0 / sizes)})
+    assert shallue.off_law(points, 90.0, 7.0) == pytest.approx(math.log(times))
+
+
+def test_welch_of_two_groups_and_a_group_of_one():
+    found = shallue.over_first(Series([0.0, 4.0, 1.0, 1.5, 2.0, 9.0]), Series([*"aabbbc"]))
+    # The variance of each mean: 8/2 and 0.25/3.
+    error = 4.0 + 0.25 / 3.0
+    half = student.ppf(0.95, error**2 / (4.0**2 + (0.25 / 3.0) ** 2 / 2.0)) * math.sqrt(error)
+    assert found.loc["b"].tolist() == pytest.approx([-0.5, -0.5 - half, -0.5 + half])
+    assert found.loc["c"].tolist() == pytest.approx([7.0, math.nan, math.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SWEEPS if name.startswith("shallue")] + ["losses"]
 )
+def test_studies_of_a_sweep_compose(name):
+    settings = yaml.safe_load(SWEEPS[name].read_text())
+    for own in (settings.get("studies") or settings["variants"]).values():
+        assert compose([*settings["common"], *own]).options.target is not None
 
 
-def sweep(*options):
-    main(["shallue_regularisation", *REPLAYED, *options])
-
-
-@pytest.mark.slow
-def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shallue, "law_text", lambda curves: f"{len(curves)} on the law")
-    folder = tmp_path / "outputs/sweeps/shallue_regularisation"
-    with monkeypatch.context() as patched:
-        first = [shallue.run_study, interrupted]
-        patched.setattr(shallue, "run_study", lambda *arguments: first.pop(0)(*arguments))
-        with pytest.raises(
-            Interrupted, match=r"interrupted: .*shallue_regularisation keeps all finished trials"
-        ):
-            sweep("sweep.experiment.options=['search.trials=2','sampler=random']")
-    assert "regularisation decayed, study 2 of 2" in capfd.readouterr().out
-    assert units_in(folder / "runs.jsonl") == ["smoothed"]
-    more = "sweep.experiment.options=['search.trials=4','sampler=random']"
-    # Its arguments have changed, so that the one that had ended goes on too.
-    sweep(more)
-    out = capfd.readouterr().out
-    assert out.count("continues after 2 configurations") == 1
-    result = json.loads((folder / "result.json").read_text())
-    assert [row["study"] for row in result["rows"]] == ["smoothed", "decayed"]
-    assert all(row["reached"].endswith(" of 4") for row in result["rows"])
-    assert all(
-        len((folder / row["study"] / "trials.jsonl").read_text().splitlines()) == 4
-        for row in result["rows"]
+def test_two_studies_and_a_folder(tmp_path):
+    names = ["cifar_mlp", "shakespeare_lstm"]
+    table, figure = shallue.compare(
+        tmp_path,
+        factor="network",
+        seeds=[0],
+        common=["+workload=replay", "objective=curve", *FAST],
+        studies={name: [f"table={name}"] for name in names},
+        folders=[tmp_path / "cifar_mlp-0"],
+        options=["trials=6"],
     )
-    assert result["sentence"] in out
-    assert result["notes"][-1] == "2 on the law"
-    assert {path.name for path in folder.glob("*.*")} == {
-        *("result.json", "figure.png", "studies.db", "comparison.html", "comparison.png"),
-        "runs.jsonl",
-    }
-    # Killed between a study's end and the line of its unit: its trials are not run again.
-    units = units_in(folder / "runs.jsonl")
-    lines = (folder / "runs.jsonl").read_text().splitlines(keepends=True)
-    (folder / "runs.jsonl").write_text("".join(lines[:-1]))
-    trials = (folder / "decayed/trials.jsonl").read_text()
-    sweep(more)
-    assert units_in(folder / "runs.jsonl") == units
-    assert (folder / "decayed/trials.jsonl").read_text() == trials
-    # Studies that have ended are compared again, and not run.
-    monkeypatch.setattr(shallue, "run_study", None)
-    sweep(more)
-    again = json.loads((folder / "result.json").read_text())
-    assert {**again, "command": None} == {**result, "command": None}
+    assert table["ratio_mean"][1] == pytest.approx(table["b_crit"][1] / table["b_crit"][0])
+    assert (table["slope_small"] < table["slope_large"]).all()
+    assert table["off_law"][0] == table["off_law"][2]
+    assert len(figure.axes[0].collections) == 3
 
 
-def interrupted(*arguments):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-def test_a_choice_runs_one_study_and_the_comparison_waits(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "outputs/sweeps/shallue_regularisation"
-    few = "sweep.experiment.options=['search.trials=2','sampler=random']"
-    sweep(few, "sweep.experiment.only=[decayed]")
-    assert "1 of 2 units are measured" in capfd.readouterr().out
-    assert units_in(folder / "runs.jsonl") == ["decayed"]
-    assert not (folder / "result.json").exists()
-    with pytest.raises(ConfigError, match=r"only names none, .*units: smoothed; decayed"):
-        sweep(few, "sweep.experiment.only=[none]")
-    sweep(few)
-    assert units_in(folder / "runs.jsonl") == ["decayed", "smoothed"]
-    rows = json.loads((folder / "result.json").read_text())["rows"]
-    assert [row["study"] for row in rows] == ["smoothed", "decayed"]
-    # A study of other settings is refused, and the sweep's own option is named.
-    kept = (folder / "runs.jsonl").read_text()
-    with pytest.raises(StudyError, match=r"seed: was 0, now 3(.|\n)*sweep\.output=DIR"):
-        sweep("sweep.experiment.options=['search.trials=2','sampler=random','seed=3']")
-    assert (folder / "runs.jsonl").read_text() == kept
-
-
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
-        (
-            "sweep.experiment.options=['search.nope=1']",
-            r"studies.smoothed: unknown option search.nope",
-        ),
-        ("sweep.experiment.studies.decayed=['nonsense']", r"studies.decayed: .*nonsense"),
-    ],
-)
-def test_what_cannot_run_ends_before_any_study_does(option, text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shallue, "run_study", interrupted)
-    with pytest.raises(ConfigError, match=text):
-        sweep(option)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sweep_of_no_study_is_refused(tmp_path):
-    checked = check_sweep(
-        "shallue_widths", compose_sweep("shallue_widths", (f"sweep.output={tmp_path}",))
+def test_the_best_error_within_budgets(tmp_path):
+    table, _ = shallue_error.run(
+        tmp_path,
+        common=["+workload=digits", *FAST],
+        variants={"none": []},
+        batch_sizes=[16, 128],
+        lrs=[0.1, 0.8],
+        seeds=[0, 1],
+        steps=8,
+        examples=512,
     )
-    with pytest.raises(ConfigError, match=r"sweep\.experiment\.studies has none"):
-        shallue.run(Console(quiet=True), unkept(), **{**checked.parameters, "studies": {}})
+    assert table["steps"].tolist() == [32, 4, 8, 8, 32, 8]
+    assert table["mean"][0] == table["mean"][4] < table["mean"][2]
+    assert table["over_first_mean"][1] == pytest.approx(table["mean"][1] - table["mean"][0])
 
 
-@pytest.mark.parametrize(
-    "name", ["algorithms", "data", "optimizers", "regularisation", "widths", "workloads"]
-)
-def test_the_studies_that_ship_compose(name):
-    experiment = compose_sweep(f"shallue_{name}", ()).sweep.experiment
-    for arguments in experiment.studies.values():
-        compose([*experiment.common, *arguments, *experiment.options])
-
-
-# Of S = S_min (1 + B_crit/B) the slope is -B_crit/(B + B_crit): over a factor of 4 of sizes its mean is a logarithm's.
-@pytest.mark.parametrize("b_crit", [10.0, 100.0, 5000.0])
-def test_slopes_are_those_of_the_curve_at_both_ends(b_crit):
-    (study,) = studies(summary(b_crit=b_crit))
-    low, high = study.points[0].batch_size, study.points[-1].batch_size
-    expected = [math.log((1 + b_crit / (4 * low)) / (1 + b_crit / low)) / math.log(4)]
-    expected += [math.log((1 + b_crit / high) / (1 + 4 * b_crit / high)) / math.log(4)]
-    assert end_slopes(study) == pytest.approx(expected, abs=0.02)
-
-
-def test_a_budget_of_examples_buys_what_the_law_says():
-    study = studies(summary(b_crit=100.0, s_min=80.0))[0]
-    examples, steps = budget_curve(study)
-    # Equations 2.11 and 2.12 of S_min = 80 and E_min = S_min B_crit = 8,000.
-    assert (steps / 80.0 - 1.0) * (examples / 8000.0 - 1.0) == pytest.approx(np.ones(len(SIZES)))
-    # Where the smallest batches waste examples, too, they are left out.
-    wasteful = replace(study, steps=study.steps * (1.0 + (30.0 / study.batch_size) ** 2))
-    assert 8 < wasteful.batch_size[len(SIZES) - len(budget_curve(wasteful)[0])] < 100
-
-
-@pytest.mark.parametrize("missing", [UNREACHED, {"curve": None}])
-def test_a_study_without_a_curve_has_neither(missing):
-    study = studies(summary(**missing))[0]
-    assert end_slopes(study) == (None, None)
-    assert [part.size for part in budget_curve(study)] == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("others", "text"),
-    [
-        (
-            [summary("b", 400.0, 200.0, 800.0)],
-            "Width: the critical batch size is largest for b, 400 (90%: 200 to 800), and smallest for a, 100 (90%: "
-            "50 to 200), 4 times as large (1.5 to 11), which differ; of 1 pairs 1 differ.",
-        ),
-        ([summary("b", 110.0, 55.0, 220.0)], "which are not shown to differ; of 1 pairs 0 differ."),
-        (
-            [summary("b", 400.0, None, 800.0)],
-            "4 times as large, with an open interval; of 1 pairs 0 differ.",
-        ),
-        (
-            [summary("b", **UNREACHED)],
-            "too few have a critical batch size to compare them. That of b is not known.",
-        ),
-    ],
-)
-def test_the_sentence_names_what_differs(others, text):
-    found = sentence("width", compare(studies(summary("a"), *others)))
-    assert text in found.replace("1.5 to 10.7", "1.5 to 11")
+def test_squared_error():
+    logits = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 1.0]])
+    assert squared_error(logits, torch.tensor([0, 2])).item() == (4 / 2 + 0) / 2

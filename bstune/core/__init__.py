@@ -1,1 +1,1 @@
-"""Plain values and arithmetic: numpy and scipy only."""
+"""What everything is made of: records, questions, laws and clocks, without torch."""

@@ -1,154 +1,132 @@
-"""The training-only timer: a trial's seconds by phase, and the seconds per training step.
+"""The training clock: seconds of training alone, by segments between evaluations.
 
-Training runs in segments between evaluations. The clock synchronises the device at the edges of
-segments alone, so that asynchronous kernels are counted where they belong and nothing waits inside
-a segment.
-
-A segment's seconds are those of a machine that has nothing else to do: what the training waited for
-a processor meanwhile is left out of them. The seconds by phase are the wall's.
+It synchronises the device at the edges of segments alone, so that asynchronous kernels are counted
+where they belong and nothing waits inside a segment. What the training thread waited for a
+processor is left out: a segment's seconds are those of a machine that has nothing else to do.
 """
 
 import os
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from enum import Enum
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-IMPORTED = time.monotonic()
-# Least share of a segment's seconds that counts as running: no step takes no time.
+# Steps that are not timed: the first ones compile, allocate and warm caches.
+WARMUP_STEPS = 5
+# Blocks that a training's steps are divided into: the median over them leaves out a stall, and each
+# has its share of what an epoch's start costs.
+BLOCKS = 5
+# Least share of a segment that counts as running: the two clocks are of different resolutions.
 LEAST_RUNNING = 0.01
+# The most times that both clocks are read for one moment.
+READINGS = 10
+NANOSECOND = 1e-9
+
+Segment = tuple[int, float]
+"""Optimizer steps and seconds of the training between two evaluations."""
 
 
-class Phase(Enum):
-    """What a trial's time goes to; what is measured beside the training counts as evaluation."""
-
-    STARTUP = "startup"
-    TRAINING = "training"
-    EVALUATION = "evaluation"
-    CLOSING = "closing"
-
-
-class TrialClock:
-    """Counts a trial's seconds by phase; it starts in ``STARTUP``.
+class TrainingClock:
+    """Adds up training seconds and the segments that they come in.
 
     Args:
         now: a monotonic clock, in seconds; tests give their own.
         synchronize: waits for the device.
-        waited: tells for how many seconds the training has waited for a processor so far.
+        waited: the seconds that this thread has waited for a processor so far.
     """
 
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
         synchronize: Callable[[], None] = lambda: None,
-        waited: Callable[[], float] = lambda: 0.0,
+        waited: Callable[[], float] | None = None,
     ) -> None:
         self._now = now
         self._synchronize = synchronize
-        self._waited = waited
-        self._seconds = dict.fromkeys(Phase, 0.0)
-        # Steps and seconds of the training between evaluations, in order.
-        self.segments: list[tuple[int, float]] = []
-        self._phase = Phase.STARTUP
-        # Seconds of the running segment before it was last interrupted.
-        self._segment_seconds = 0.0
-        self._since = now()
-        self._waited_since = waited()
+        self._waited = waited or processor_wait()
+        self.segments: list[Segment] = []
+        self._began: tuple[float, float] | None = None
 
-    def enter(self, phase: Phase) -> float:
-        """Leave the present phase for ``phase``, and give the seconds that the old one has run.
-
-        These are the wall's seconds since it was entered, less those that it waited for a
-        processor.
-        """
+    def start(self) -> None:
+        """Begin a segment; one that runs is begun again."""
         self._synchronize()
-        now = self._now()
-        waited = self._waited()
-        elapsed = now - self._since
-        running = elapsed - (waited - self._waited_since)
-        self._seconds[self._phase] += elapsed
-        self._phase = phase
-        self._since = now
-        self._waited_since = waited
-        # The two clocks are not read at one moment: the wait may come out as long as the segment.
-        return max(running, LEAST_RUNNING * elapsed)
+        self._began = self._read()
 
-    def train(self) -> None:
-        """Enter ``TRAINING`` unless it is the present phase."""
-        if self._phase is not Phase.TRAINING:
-            self.enter(Phase.TRAINING)
+    def stop(self, steps: int, timed: int | None = None) -> None:
+        """End the segment that was begun, and keep it if one of its steps at least was timed.
 
-    def end_segment(self, steps: int, phase: Phase) -> None:
-        """Close a training segment of ``steps`` optimizer steps and enter ``phase``."""
-        elapsed = self._segment_seconds + self.enter(phase)
-        self._segment_seconds = 0.0
-        # A segment whose steps the gradient scaler all skipped has no seconds per step.
-        if steps > 0:
-            self.segments.append((steps, elapsed))
-
-    @contextmanager
-    def interrupt_segment(self, phase: Phase) -> Iterator[None]:
-        """Count the seconds of the body to ``phase``; the training segment goes on afterwards.
-
-        A segment is the training between two evaluations.
+        Args:
+            steps: of the segment.
+            timed: those that ran since :meth:`start`, None: all; the others are taken to be as
+                long.
         """
-        # enter gives the seconds that the training has run since it last began.
-        self._segment_seconds += self.enter(phase)
-        try:
-            yield
-        finally:
-            self.enter(Phase.TRAINING)
+        if self._began is None:
+            return
+        self._synchronize()
+        began, waited_before = self._began
+        now, waited = self._read()
+        elapsed = now - began
+        running = max(elapsed - (waited - waited_before), LEAST_RUNNING * elapsed)
+        self._began = None
+        timed = steps if timed is None else timed
+        if timed > 0:
+            self.segments.append((steps, running * steps / timed))
 
-    def seconds(self, phase: Phase) -> float:
-        """Give the seconds spent in ``phase`` up to the last change of phase."""
-        return self._seconds[phase]
+    def _read(self) -> tuple[float, float]:
+        """The time, and the waits up to it: a wait between the two readings reads both again."""
+        for _ in range(READINGS):
+            waited = self._waited()
+            now = self._now()
+            if self._waited() == waited:
+                break
+        return now, waited
 
     @property
-    def total_seconds(self) -> float:
-        """Seconds spent in all phases up to the last change of phase."""
-        return sum(self._seconds.values())
+    def seconds(self) -> float:
+        """Seconds of all segments."""
+        return sum(seconds for _, seconds in self.segments)
 
 
-def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -> float | None:
-    """Compute tau(B), the median over segments of the seconds per step; None without segments.
+def seconds_per_step(segments: Sequence[Segment]) -> float | None:
+    """tau(B): the median over blocks of steps of the seconds of a step; None without a segment.
 
-    The first segment and all that begin before step ``warmup_steps`` are left out, as first steps
-    take longer. Where none would remain, the last one counts.
-
-    Args:
-        segments: steps and seconds of each, in order.
-        warmup_steps: that are not timed.
+    Segments that begin within the first ``WARMUP_STEPS`` steps are left out. Where none would
+    remain, the last one counts. A block is of whole segments.
     """
-    warm = list[tuple[int, float]]()
-    start = 0
-    for steps, seconds in segments:
-        if start >= max(1, warmup_steps):
-            warm.append((steps, seconds))
-        start += steps
+    warm = []
+    first_step = 0
+    for segment in segments:
+        if first_step >= WARMUP_STEPS:
+            warm.append(segment)
+        first_step += segment[0]
     counted = warm or segments[-1:]
     if not counted:
         return None
-    return statistics.median(seconds / steps for steps, seconds in counted)
+    enough = sum(steps for steps, _ in counted) / BLOCKS
+    means = []
+    block = (0, 0.0)
+    for steps, seconds in counted:
+        block = block[0] + steps, block[1] + seconds
+        if block[0] >= enough:
+            means.append(block[1] / block[0])
+            block = (0, 0.0)
+    return statistics.median(means)
 
 
-def stopwatch(now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Start a stopwatch: a function that tells the seconds since this call."""
-    start = now()
-    return lambda: now() - start
+def processor_wait() -> Callable[[], float]:
+    """Make a function that tells how long the calling thread has waited for a processor.
 
-
-def process_seconds() -> float:
-    """Tell the seconds since this process began.
-
-    Where the system does not say, they are those since it imported this module.
+    Linux counts it for each thread (proc(5), schedstat: nanoseconds on a processor, nanoseconds on
+    a run queue, time slices). Where the system does not count it, it is always 0.
     """
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return time.monotonic() - IMPORTED
-    # The start is field 22 of proc(5), in clock ticks since the machine began. The fields begin
-    # with the third here: the process's number and name are cut off, as a name may hold spaces.
-    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+    path = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/schedstat")
+
+    def waited() -> float:
+        try:
+            fields = path.read_bytes().split()
+        except OSError:
+            return 0.0
+        return int(fields[1]) * NANOSECOND if len(fields) == 3 else 0.0
+
+    return waited

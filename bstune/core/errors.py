@@ -1,65 +1,50 @@
-"""The few named exceptions; the command line turns each into a plain message and an exit status."""
+"""The few named exceptions; the command line turns each into one line and an exit status."""
+
+import sys
+import traceback
+
+from bstune.system.console import plain
+from bstune.system.secrets import hide_in_error, hide_in_text
 
 
 class BstuneError(Exception):
-    """An error the user can fix: the message states what was received and what to do."""
+    """An error that the user can fix: the message says what was received and what to do.
+
+    Secrets in what was received are left out, and nothing in it steers a terminal.
+    """
 
     exit_status = 2
 
-    def __str__(self) -> str:
-        """Give the message; of an error in a DataLoader's process, without its traceback."""
-        text = super().__str__()
-        if "\nOriginal Traceback" not in text:
-            return text
-        name = f"{type(self).__module__}.{type(self).__name__}: "
-        return text.rpartition(name)[2].strip()
-
-
-class ConfigError(BstuneError):
-    """An option, workload, sampler or rule is unknown, or its value cannot be used."""
+    def __init__(self, message: str = "") -> None:
+        super().__init__(plain(hide_in_text(message)))
 
 
 class InputError(BstuneError):
-    """A file that a user names, or others wrote, cannot be read as what it should be."""
-
-
-class DataError(BstuneError):
-    """A data set is missing, cannot be downloaded, or its bytes are not the published ones."""
-
-
-class RecordError(BstuneError, ValueError):
-    """A text that should be a trial's record is none."""
-
-
-class TableError(BstuneError):
-    """A table of recorded runs cannot be read or used."""
+    """An option, a file, a workload or an argument cannot be used."""
 
 
 class StudyError(BstuneError):
-    """A study cannot be opened or continued: its storage, lock, output folder or settings."""
+    """A study cannot be opened or continued."""
 
 
 class UserCodeError(BstuneError):
-    """The user's own module or data raised an error: the message has the frames of their files."""
+    """The user's own code raised: the message ends with its file and line."""
 
     exit_status = 1
 
 
-class HardwareError(BstuneError):
-    """Memory, step time or ceilings cannot be measured or derived."""
+class Interrupted(BaseException):
+    """Ctrl-C or a termination signal ended a study, which the same command continues.
 
-
-class StateError(BstuneError):
-    """The state that a stopped trial left cannot be used: it starts afresh."""
-
-
-class Interrupted(BstuneError):
-    """Ctrl-C or a termination signal ended a study that the same command continues."""
+    As KeyboardInterrupt it is no Exception: libraries turn these into errors of their own.
+    """
 
     exit_status = 130
 
 
-def check_positive_integer(name: str, value: object) -> None:
-    """Raise a ConfigError that names the value as ``name`` unless it is a positive integer."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} must be a positive integer, but got {value!r}")
+def print_error(error: BstuneError | Interrupted, with_traceback: bool) -> int:
+    """Print the line of an error that is being handled, below its traceback; its exit status."""
+    if with_traceback:
+        print(hide_in_error(traceback.format_exc()), file=sys.stderr)
+    print(error, file=sys.stderr)
+    return error.exit_status

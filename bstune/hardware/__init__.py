@@ -1,1 +1,1 @@
-"""What the hardware allows for a workload: memory ceiling, step times and roofline."""
+"""What a workload may expect of a machine: memory, step times and the roofline."""

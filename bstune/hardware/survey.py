@@ -1,402 +1,436 @@
-"""What the hardware allows for one workload: memory ceiling, step times, limits and a step's cost.
+"""A workload's survey: which batch sizes fit, what a step takes at each, and what bounds it.
 
-The ceiling ends the range of the search, and tau(B), the seconds of a step, is half of its model of
-time.
+It is measured in the worker, once for a machine, a workload's code and its versions, and kept under
+``~/.cache/bstune/surveys``; what was measured while other programs kept the processors is not kept.
 """
 
+import hashlib
+import inspect
+import json
+import math
+import os
+import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import takewhile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
-import torch
+from pydantic import ValidationError
 
-from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, StepsOf, TrialProtocol
-from bstune.core.search_space import Space
-from bstune.core.step_time_law import (
-    StepTimeLaw,
-    fit_step_time_law,
-    leave_one_out,
-)
-from bstune.hardware import known_devices, roofline, timing
-from bstune.hardware.memory import (
-    BYTES_PER_MIB,
-    Ceiling,
-    ProbeOutcome,
-    ProbeResult,
-    memory_limit,
-    resident_bytes,
-)
-from bstune.hardware.probe import measure_ceiling
-from bstune.hardware.threads import ThreadChoice
-from bstune.hardware.workload_steps import HowTimed, TimedSteps, how_timed, time_workload
-from bstune.options import StudyOptions
-from bstune.recipe import Recipe
-from bstune.system.console import format_seconds
-from bstune.trial.checks.preflight import PreflightFindings, preflight
-from bstune.trial.devices.device import device_name, versions
-from bstune.trial.fast.take_steps import eager_steps
-from bstune.trial.loop import Workload
-from bstune.trial.workload import build_module
+from bstune.core.errors import InputError, StudyError, UserCodeError
+from bstune.core.records import Frozen
+from bstune.hardware.memory import Probe, find_largest_fit, memory_line
+from bstune.hardware.roofline import Line, Roofline
+from bstune.recipe.recipe import Recipe
+from bstune.system.failures import is_users
+from bstune.system.files import read_text, write_text
+from bstune.trial.worker import Failure, Returned, Worker, call
 
-if TYPE_CHECKING:
-    from bstune.report.picture import Picture
-
-# Where the roofline allows a step in less than this share of its measured seconds, the step waits
-# for something that is neither computing nor memory.
-NEITHER_SHARE = 0.1
-# From this share of the best throughput on, a larger batch gives hardly more examples a second.
-PLATEAU_SHARE = 0.95
-# The share of ``hardware.seconds`` that the probes of memory may take.
-PROBES_SHARE = 0.5
+# Batch sizes that are timed at most; there is one more than octaves, if these are fewer.
+LADDER = 6
+# Batch sizes above it are timed at multiples of 8.
+ROUND_ABOVE = 16
+# The machine is busy where training waited for a processor for such a share of the time.
+BUSY_SHARE = 0.05
+# Relative standard deviation of its timings then, at least: beside other programs steps took 1.1 to
+# 1.9 times as long, waits left out, and visits agreed.
+BUSY_DEVIATION = 0.4
+# Steps of a probe of memory.
+PROBE_STEPS = 3
+# Shares of the seconds after which no probe of memory begins, and that the visits end at.
+MEMORY_SHARE = 0.5
+VISITS_SHARE = 0.9
+# A survey that had too little time is used again unless there is so many times as much.
+MORE_TIME = 1.5
+# Visits take no longer than the baseline's run, but at least so many seconds.
+LEAST_VISITS_SECONDS = 10.0
+# The least relative standard deviation of a timing.
+LEAST_DEVIATION = 0.02
 
 
-@dataclass(frozen=True, repr=False)
-class Survey:
-    """What a machine allows for a workload: what was measured, and what follows from it."""
+class Timing(Frozen):
+    """What a step takes at a batch size."""
 
-    workload: str
-    device: str
-    """The name of the device, as in the trials' records."""
-    device_type: str
-    """cpu or cuda."""
-    precision: str
-    versions: Mapping[str, str]
-    high: int
-    """The largest batch size that was asked for."""
-    ceiling: Ceiling
-    measured: timing.Measured
-    """Seconds per step over batch size."""
-    limits: roofline.DeviceLimits | None
-    """The device's own ceilings. None where they could not be measured; a note says why."""
-    cost: roofline.StepCost | None
-    """FLOPs and bytes of a step. None where they are not known; a note says why."""
+    batch_size: int
     seconds: float
-    """The seconds that the survey took."""
+    """Median over visits."""
+    deviation: float
+    """Relative standard deviation of the median, from the visits' range."""
+    visits: int
+
+
+class Survey(Frozen):
+    """What a machine allows a workload; the part of hardware.json."""
+
+    schema_number: Literal[1] = 1
+    threads: int | None
+    """Of torch: the number with which steps are fastest, or the given one; None: torch's own."""
+    timings: tuple[Timing, ...]
+    """Ascending in batch size."""
+    largest_fit: int
+    smallest_unfit: int | None
+    """The smallest size that was seen not to fit; None: none was."""
+    limit: float
+    """Bytes that a process may take."""
+    memory: Line
+    """Bytes over batch size."""
+    refused: tuple[tuple[int, str], ...]
+    """Batch sizes that the user's code does not take, with its error."""
+    roofline: Roofline | None
+    waited: float
+    """The share of the time that training waited for a processor."""
+    whole: bool
+    """Whether there was time for all of it."""
+    failure: str = ""
+    """Why no step was timed, in a line."""
+    seconds: float
+    """That it took."""
     allowed: float
-    """The seconds that it was to take at most."""
-    notes: tuple[str, ...] = ()
-    misaligned: tuple[roofline.TensorCoreMisalignment, ...] = ()
-    """Dimensions that miss the tensor cores' multiple at the ceiling."""
-    threads: ThreadChoice | None = None
-    """The number of torch's threads with which the steps were timed; None on CUDA."""
-    seconds_of: StepsOf = "lean"
-    """The loop whose steps were timed."""
-
-    def __repr__(self) -> str:
-        timed = ", ".join(f"{size}: {format_seconds(seconds)}" for size, seconds in self.pairs)
-        largest = self.ceiling.batch_size
-        return f"Survey({self.workload} on {self.device}: B up to {largest}; steps {timed})"
-
-    def plot(self) -> "Picture":
-        """Draw ``roofline.png`` as a figure that a notebook shows as a cell's value.
-
-        HardwareError where the roofline is not known; the notes say why.
-        """
-        # Imported here: that module imports this one, and draws, which a study has no use for.
-        from bstune.hardware.report import survey_figure
-
-        return survey_figure(self)
-
-    def _repr_html_(self) -> str:
-        """Show in a notebook what ``bstune survey`` prints, and the roofline where it is known."""
-        # Imported here, as that module imports this one.
-        from bstune.hardware.report import survey_html
-
-        return survey_html(self)
+    """Seconds that it might take."""
 
     @property
-    def pairs(self) -> list[tuple[int, float]]:
-        """The measured batch sizes, each with the seconds of a step."""
-        return [(row.batch_size, row.seconds) for row in self.measured.timings]
-
-    @cached_property
-    def step_time(self) -> StepTimeLaw | None:
-        """The seconds of a step over batch size, with their error.
-
-        None where only one batch size was measured.
-        """
-        if len(self.pairs) < 2:
-            return None
-        of_trainer = self.seconds_of == "trainer"
-        return fit_step_time_law(self.measured.timings, self.measured.waited, of_trainer)
+    def fits(self) -> tuple[int, int | None]:
+        """The largest batch size that fits, and the smallest that does not."""
+        return self.largest_fit, self.smallest_unfit
 
     @property
-    def left_out_error(self) -> float | None:
-        """The median relative error of a measured step time that the others predict.
-
-        None for fewer than three batch sizes.
-        """
-        if len(self.pairs) < 3:
-            return None
-        return statistics.median(leave_one_out(self.measured.timings))
-
-    @property
-    def turning_batch_size(self) -> float | None:
-        """The batch size from which on the step is compute-bound by its shapes.
-
-        None if it never is, or if the roofline is not known.
-        """
-        if self.cost is None or self.limits is None:
-            return None
-        return roofline.turning_batch_size(self.cost, self.limits.ridge)
+    def step_times(self) -> tuple[tuple[float, float, float], ...]:
+        """Batch size, seconds of a step and their relative standard deviation, ascending."""
+        rows = []
+        for one in self.timings:
+            deviation = one.deviation
+            if self.busy:
+                deviation = max(deviation, BUSY_DEVIATION)
+            rows.append((one.batch_size, one.seconds, deviation))
+        return tuple(rows)
 
     @property
-    def achieved(self) -> list[roofline.Achieved]:
-        """How near each timed step came to the roofline; empty where that is not known."""
-        if self.cost is None or self.limits is None:
-            return []
-        rows = list[roofline.Achieved]()
-        for size, seconds in self.pairs:
-            flops_per_second = self.cost.flops.at(size) / seconds
-            allowed = roofline.allowed_seconds(self.cost, self.limits, size)
-            rows.append(
-                roofline.Achieved(
-                    batch_size=size,
-                    share_of_peak=flops_per_second / self.limits.flops_per_second,
-                    share_of_roofline=allowed / seconds,
-                    intensity=roofline.intensity(self.cost, size),
-                )
-            )
-        return rows
-
-    @property
-    def multiple(self) -> int | None:
-        """The number that dimensions should be multiples of for tensor cores.
-
-        None where no tensor cores are used.
-        """
-        if self.limits is None:
-            return None
-        return roofline.tensor_core_multiple(self.limits.dtype, self.device_type)
-
-    @property
-    def elsewhere(self) -> list[known_devices.Prediction]:
-        """What bounds a step on other devices, by their makers' figures.
-
-        The seconds are those of the largest batch size that was timed here.
-        """
-        if self.cost is None or self.limits is None or not self.pairs:
-            return []
-        largest, _ = self.pairs[-1]
-        return known_devices.predictions(self.cost, self.limits.dtype, largest)
-
-    @property
-    def bound_by_neither(self) -> list[roofline.Achieved]:
-        """The timed steps that neither computing nor memory bounds, the smallest batch size first.
-
-        The roofline accounts for less than a tenth of their measured seconds. The list ends before
-        the first batch size of which it accounts for more.
-        """
-        return list(takewhile(lambda row: row.share_of_roofline < NEITHER_SHARE, self.achieved))
-
-    @property
-    def plateau(self) -> timing.StepTiming:
-        """The smallest measured batch size with 95% of the best measured throughput."""
-        timings = self.measured.timings
-        enough = PLATEAU_SHARE * max(row.throughput for row in timings)
-        return next(row for row in timings if row.throughput >= enough)
+    def busy(self) -> bool:
+        """Whether other programs kept the processors: timings are uncertain, and are not kept."""
+        return self.waited > BUSY_SHARE
 
 
-TimeSteps = Callable[[Ceiling, float], TimedSteps]
-"""Times steps at batch sizes up to a memory ceiling, within a number of seconds."""
+@dataclass(frozen=True)
+class Timed:
+    """What the visits told; its module imports no torch, as the main process reads it."""
+
+    threads: int | None
+    visits: dict[int, list[float]] = field(default_factory=dict)
+    """Seconds of a step in each visit, by batch size."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Batch sizes that the user's code refused, with its error."""
+    waited: float = 0.0
+    """The share of the time that the training waited for a processor; no timing has it."""
+    whole: bool = False
+    """Whether every size got all of its visits."""
+    failure: str = ""
+    """Why no step was timed, in a line."""
 
 
-def measure(
-    options: StudyOptions,
+def survey(
+    worker: Worker,
     recipe: Recipe,
-    space: Space,
-    protocol: TrialProtocol,
-    train_examples: int,
-    build: Callable[[], Workload],
-    log: Callable[[str], None],
-    tried: PreflightFindings | None = None,
+    sizes: tuple[int, int],
+    baseline: tuple[int, float],
+    steps: int,
+    seconds: float,
+    patience: float,
+    memory_limit: int | None = None,
+    multiple: int = 1,
 ) -> Survey:
-    """Measure what the hardware allows for a workload.
-
-    Probes of memory run in processes of their own, all else in this one.
+    """Measure a workload on this machine.
 
     Args:
-        options: resolved.
-        recipe: what builds the workload's parts.
-        space: the batch sizes that are asked for.
-        protocol: of the study's trials.
-        train_examples: how many there are.
-        build: builds the workload.
-        log: takes lines of progress.
-        tried: what a few steps have shown before; None: they are taken first.
-    """
-    if tried is None:
-        tried = _few_steps(build(), protocol, space)
-    how = how_timed(options, build_module(options, recipe, space.lowest_rate_spec(space.low)))
+        worker: whose processes measure; each probe of memory has one of its own.
+        recipe: what is trained. Its threads are chosen where they are None.
+        sizes: the smallest and the largest batch size.
+        baseline: batch size and rate that train, where the survey begins.
+        steps: of a trial, where a schedule ends.
+        seconds: that it may take.
+        patience: seconds that the worker may say nothing for.
+        memory_limit: bytes that a process may take, at most.
+        multiple: of which batch sizes are.
 
-    def time_steps(ceiling: Ceiling, seconds: float) -> TimedSteps:
-        workload = build()
-        return time_workload(
-            options, recipe, space, protocol, workload, tried, how, ceiling, seconds
+    Raises:
+        UserCodeError: the user's code does not train at the baseline's batch size.
+        InputError: no batch size fits.
+    """
+    measurement = _Measurement(worker, recipe, baseline, steps, seconds, patience, memory_limit)
+    low, high = sizes
+    baseline_size, _ = baseline
+    memory = find_largest_fit(
+        measurement.probe, low, high, baseline_size, multiple, measurement.has_time
+    )
+    line = memory_line(memory.probes)
+    if memory.largest_fit is None or line is None:
+        limit = min(one.limit for one in memory.probes.values())
+        # A process that dies does not tell how much there is.
+        room = f"{limit / 1e6:,.0f} MB" if math.isfinite(limit) else "memory"
+        raise InputError(
+            f"no batch size from {low} on fits into {room}: raise memory_limit, or lower "
+            f"batch_size.low"
         )
-
-    return measure_with(
-        options, recipe, space, protocol, train_examples, tried, how, time_steps, log
+    measurement.end_process()
+    timed = measurement.time_steps(
+        ladder_of(low, memory.largest_fit, baseline_size, multiple),
+        memory.probes[baseline_size].step,
     )
-
-
-def measure_with(
-    options: StudyOptions,
-    recipe: Recipe,
-    space: Space,
-    protocol: TrialProtocol,
-    train_examples: int,
-    tried: PreflightFindings | None,
-    how: HowTimed,
-    time_steps: TimeSteps,
-    log: Callable[[str], None],
-) -> Survey:
-    """Measure what the hardware allows for a workload, by a function that times its steps.
-
-    The survey has ``hardware.seconds`` in all. Probes of memory begin only within their share of
-    it, ``PROBES_SHARE``. The steps are timed in the seconds that are left after them.
-
-    ``time_steps`` times the steps, in this process or in another one, and ``how`` says how. For the
-    other arguments see :func:`measure`.
-    """
-    start = time.perf_counter()
-    hardware = options.hardware
-
-    def seconds_left() -> float:
-        return hardware.seconds - (time.perf_counter() - start)
-
-    def is_late_for_probes() -> bool:
-        return seconds_left() < (1.0 - PROBES_SHARE) * hardware.seconds
-
-    device = torch.device(options.device)
-    log(
-        "surveying the hardware: probes of memory in processes of their own, then steps, "
-        f"at most {format_seconds(hardware.seconds)}"
-    )
-    largest, notes_on_range = usable_sizes(space.high, protocol.budget)
-    # A captured graph holds memory of its own: a probe goes past the steps before its capture.
-    steps = max(hardware.memory.steps, eager_steps(protocol.fast, device) + 1)
-    ceiling = measure_ceiling(
-        options,
-        recipe,
-        space.low,
-        # A budget of fewer examples than the smallest batch leaves that one size.
-        max(space.low, largest),
-        train_examples,
-        tried=tried,
-        limit=_trial_limit(options, device),
-        multiple=space.multiple,
-        # A CPU and CUDA have a precision each, as the memory of like trials differs on a CPU.
-        relative=getattr(hardware.memory.relative, device.type),
-        steps=steps,
-        # A probe is ended after these seconds.
-        seconds=hardware.memory.probe_seconds,
-        # This ends nothing: sizes whose probe is predicted to take longer are not probed.
-        wanted_seconds=PROBES_SHARE * hardware.seconds,
-        is_late=is_late_for_probes,
-        # If the largest size fits, only the smallest one is probed besides.
-        largest_first=True,
-        verify=hardware.memory.verify,
-        report=lambda result: log(probe_text(result)),
-    )
-    log("timing steps")
-    timed = time_steps(ceiling, seconds_left())
+    roofline = measurement.roofline(sorted(timed.visits))
+    measurement.end_process()
     return Survey(
-        workload=options.workload.name,
-        device=device_name(protocol.trainer, protocol.devices),
-        device_type=device.type,
-        precision=options.precision,
-        versions=versions(),
-        high=space.high,
-        ceiling=ceiling,
-        measured=timed.measured,
-        limits=timed.limits,
-        cost=timed.cost,
-        seconds=time.perf_counter() - start,
-        allowed=options.hardware.seconds,
-        notes=(*notes_on_range, *ceiling.notes, *timed.notes),
-        misaligned=timed.misaligned,
         threads=timed.threads,
-        seconds_of=how.seconds_of,
+        timings=tuple(_timing_of_visits(size, timed.visits[size]) for size in sorted(timed.visits)),
+        largest_fit=memory.largest_fit,
+        smallest_unfit=memory.smallest_unfit,
+        limit=min(one.limit for one in memory.probes.values() if one.fits),
+        memory=line,
+        refused=tuple(sorted((measurement.refused | timed.refused).items())),
+        roofline=roofline,
+        waited=timed.waited,
+        whole=memory.whole and timed.whole,
+        failure=timed.failure,
+        seconds=measurement.passed,
+        allowed=seconds,
     )
 
 
-def _few_steps(
-    workload: Workload, protocol: TrialProtocol, space: Space
-) -> PreflightFindings | None:
-    """Take a few steps on one device, and give what they show.
+@dataclass
+class _Measurement:
+    """The measurements of one survey, each by a function of :mod:`bstune.hardware.timing`.
 
-    None where they show that the workload cannot be tuned. It may be surveyed all the same.
+    Args:
+        worker, recipe, baseline, steps, seconds, patience, memory_limit: as of :func:`survey`.
     """
-    alone = replace(protocol, devices=1)
-    # The preflight raises ConfigError for what cannot be tuned: that ends a study, but no survey.
-    # Nothing is continued here, and the survey itself finds the smallest batch size that trains.
-    try:
-        return preflight(workload, alone, space, trial=None, continues=False, survey=True)
-    except ConfigError:
-        return None
+
+    worker: Worker
+    recipe: Recipe
+    baseline: tuple[int, float]
+    steps: int
+    seconds: float
+    patience: float
+    memory_limit: int | None
+
+    def __post_init__(self) -> None:
+        self.refused: dict[int, str] = {}
+        self._began = time.monotonic()
+        # Of the probe before: its size, its seconds, and those of a step.
+        self._last_probe = self.baseline[0], 0.0, 0.0
+
+    @property
+    def passed(self) -> float:
+        """Seconds since the survey began."""
+        return time.monotonic() - self._began
+
+    def _call_in_worker(
+        self, timing: Callable[..., Any], sizes: object, *more: object
+    ) -> Returned | Failure:
+        """Call a function of the timing module; it dies or is silent: a Failure."""
+        args = self.recipe, sizes, self.baseline, self.steps, *more
+        return call(self.worker, timing, *args, limit=self.patience)
+
+    def end_process(self) -> None:
+        """Let the worker's next function run in a fresh process."""
+        call(self.worker, os._exit, 0, limit=self.patience)
+
+    def probe(self, size: int) -> Probe:
+        """Probe memory at a batch size, in a fresh process; one that dies shows it too large.
+
+        UserCodeError where the user's code refuses the baseline's size.
+        """
+        self.end_process()
+        start = self.passed
+        outcome = self._call_in_worker(_probe_memory_in_worker, size, self.memory_limit)
+        if isinstance(outcome, Failure):
+            if outcome.refusal is not None:
+                raise outcome.refusal
+            # Its process died: of too much memory, as far as anyone can see.
+            return Probe(fits=False, peak=math.inf, limit=self.memory_limit or math.inf)
+        found: Probe = outcome.value
+        self._last_probe = size, self.passed - start, found.step
+        if found.refused:
+            self.refused[size] = found.refused
+            if size == self.baseline[0]:
+                raise UserCodeError(found.refused)
+        return found
+
+    def has_time(self, size: int) -> bool:
+        """Whether a probe at a batch size is predicted to end in its share of the seconds."""
+        before, last_seconds, step = self._last_probe
+        predicted = last_seconds + PROBE_STEPS * step * size / before
+        return self.passed + predicted < MEMORY_SHARE * self.seconds
+
+    def time_steps(self, sizes: Sequence[int], step: float) -> Timed:
+        """Time steps at some batch sizes; where that fails, the trials' own step times have to do.
+
+        Args:
+            sizes: ascending.
+            step: seconds of one at the baseline's size.
+        """
+        of_baseline = max(LEAST_VISITS_SECONDS, self.steps * step)
+        left = min(VISITS_SHARE * self.seconds - self.passed, of_baseline)
+        outcome = self._call_in_worker(_time_sizes_in_worker, sizes, left)
+        if isinstance(outcome, Failure):
+            if outcome.refusal is not None:
+                raise outcome.refusal
+            return Timed(threads=self.recipe.threads, failure=outcome.reason)
+        timed: Timed = outcome.value
+        return timed
+
+    def roofline(self, sizes: Sequence[int]) -> Roofline | None:
+        """The roofline, by steps at the smallest and the largest of the sizes that were timed.
+
+        None without a time, and where steps cannot be counted: these train.
+        """
+        if not sizes or self.passed >= VISITS_SHARE * self.seconds:
+            return None
+        outcome = self._call_in_worker(_measure_roofline_in_worker, (sizes[0], sizes[-1]))
+        if isinstance(outcome, Failure):
+            return None
+        roofline: Roofline | None = outcome.value
+        return roofline
 
 
-def usable_sizes(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
-    """Give the largest batch size up to ``high`` that a trial's budget can use.
+# The worker calls these: what they import imports torch.
+def _probe_memory_in_worker(*arguments: Any) -> Probe:
+    from bstune.hardware.timing import probe_memory
 
-    A batch larger than all examples of the budget would be the trial's only one. Such sizes are
-    left out.
+    return probe_memory(*arguments)
 
-    Returns:
-        The batch size, and a note that sizes are left out; no note where none are.
+
+def _time_sizes_in_worker(*arguments: Any) -> Timed:
+    from bstune.hardware.timing import time_sizes
+
+    return time_sizes(*arguments)
+
+
+def _measure_roofline_in_worker(*arguments: Any) -> Roofline | None:
+    from bstune.hardware.timing import measure_roofline
+
+    return measure_roofline(*arguments)
+
+
+def _timing_of_visits(batch_size: int, visits: list[float]) -> Timing:
+    """Summarize visits; the median of two or three deviates by about half of their range."""
+    middle = statistics.median(visits)
+    deviation = 0.5 * (max(visits) - min(visits)) / middle
+    return Timing(
+        batch_size=batch_size,
+        seconds=middle,
+        deviation=max(deviation, LEAST_DEVIATION),
+        visits=len(visits),
+    )
+
+
+def ladder_of(low: int, high: int, baseline: int, multiple: int = 1) -> list[int]:
+    """Batch sizes to time, evenly spread over log B; both ends are among them, and the baseline's.
+
+    Between the ends they are of ``multiple``, and larger ones of 8, which more code takes.
     """
-    # With more than one step in the budget, a trial takes that many at any batch size.
-    has_several_steps = budget.steps > 1
-    # A single step at any batch size, the smallest included: no size is better than another.
-    is_single_step = budget.examples <= 1
-    if has_several_steps or is_single_step or high <= budget.examples:
-        return high, ()
-    beyond = f"batch sizes past budget.examples={budget.examples}"
-    return budget.examples, (f"{beyond} are left out: a trial would be one step",)
+    gaps = min(LADDER - 1, max(math.ceil(math.log2(high / low)), 1))
+    sizes = {low, high}
+    for number in range(1, gaps):
+        size = low * (high / low) ** (number / gaps)
+        step = multiple
+        if size > ROUND_ABOVE:
+            step = math.lcm(multiple, 8)
+        sizes.add(round(size / step) * step)
+    # The baseline's stands for the size next to it.
+    between = [size for size in sizes if low < size < high]
+    if low < baseline < high and between:
+        sizes.remove(min(between, key=lambda size: abs(math.log(size / baseline))))
+    if low <= baseline <= high:
+        sizes.add(baseline)
+    return sorted(size for size in sizes if low <= size <= high)
 
 
-def _trial_limit(options: StudyOptions, device: torch.device) -> int | None:
-    """Give the bytes that one of the ``search.workers`` trials at once may take.
+def cached_survey(
+    key: str, refresh: bool, seconds: float, measure: Callable[[], Survey]
+) -> tuple[Survey, bool]:
+    """The survey that is kept under a key, or a new one; and whether it was kept.
 
-    None where it may take all that the CUDA device has.
+    Args:
+        key: of :func:`survey_key`.
+        refresh: measure in any case.
+        seconds: that a new one may take.
+        measure: measures it.
     """
-    memory = options.hardware.memory
-    workers = options.search.workers
-    limit = memory.limit
-    if limit is None and device.type == "cpu":
-        # The system ends a process that takes all that is free.
-        limit = int(memory.free_share * memory_limit(Path("/"), resident_bytes()))
-    if device.type == "cpu" and limit is not None:
-        # The processes of one trial share the memory; CUDA devices have their own each.
-        limit //= options.devices
-    if workers == 1:
-        return limit
-    if limit is None:
-        limit = int(torch.cuda.get_device_properties(device).total_memory)
-    # This process is one more: it has the data, and trained at the largest batch size.
-    return limit // (workers + 1)
+    path = cache_folder() / f"{key}.json"
+    if not refresh and path.is_file():
+        try:
+            kept = Survey.model_validate_json(read_text(path))
+        # Another version wrote it.
+        except (InputError, ValidationError):
+            kept = None
+        if kept is not None and (kept.whole or seconds < MORE_TIME * kept.allowed):
+            return kept, True
+    found = measure()
+    if not found.busy and not found.failure:
+        # Without it the next study measures again.
+        with suppress(StudyError):
+            write_text(path, found.model_dump_json(indent=1) + "\n")
+    return found, False
 
 
-def probe_text(result: ProbeResult) -> str:
-    """Give the line of progress that says how a probe ended."""
-    memory = ""
-    if result.peak_bytes is not None:
-        peak = result.peak_bytes / BYTES_PER_MIB
-        limit = result.limit / BYTES_PER_MIB
-        memory = f" ({peak:,.0f} of {limit:,.0f} MiB)"
-    outcomes: dict[ProbeOutcome, str] = {
-        "fits": "fits",
-        "startup": "does not fit: data and model alone",
-        "training": "does not fit",
-        "evaluation": "trains, but its evaluation does not fit",
-        "error": f"fails: {result.message}",
-        "device": "lost the device",
-    }
-    return f"batch size {result.batch_size:,} {outcomes[result.outcome]}{memory}"
+def cache_folder() -> Path:
+    """The folder of surveys, in the user's cache (XDG)."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "bstune" / "surveys"
+
+
+def survey_key(
+    code: str,
+    recipe: Recipe,
+    settings: Mapping[str, object],
+    machine: Mapping[str, object],
+    measured: object,
+) -> str:
+    """A name that changes with all that a survey depends on.
+
+    Args:
+        code: of :func:`code_and_layers`.
+        recipe: whose plain settings count.
+        settings: of the workload, as JSON.
+        machine: device and versions.
+        measured: range, baseline and limits.
+    """
+    kept = {}
+    for setting in fields(recipe):
+        value = getattr(recipe, setting.name)
+        if not callable(value):
+            kept[setting.name] = value
+    place = (platform.node(), os.cpu_count(), sorted(os.sched_getaffinity(0)))
+    threads = os.environ.get("OMP_NUM_THREADS")
+    text = json.dumps(
+        [code, kept, settings, machine, place, threads, measured], sort_keys=True, default=str
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def code_and_layers(recipe: Recipe, batch_size: int, lr: float, steps: int) -> str:
+    """The user's source files that a module's and its data's classes are in, and its layers.
+
+    It is called in the worker, which builds both at the baseline's batch size and rate.
+    """
+    from bstune.hardware.timing import settings_at
+
+    trial = settings_at(batch_size, (batch_size, lr), steps)
+    module: Any = recipe.module(trial)
+    parts = [repr(module)]
+    parts += [f"{name} {tuple(value.shape)}" for name, value in module.named_parameters()]
+    data = recipe.data(trial)
+    loaders = data if isinstance(data, tuple) else ()
+    datasets = [getattr(loader, "dataset", None) for loader in loaders]
+    objects = (*module.modules(), data, *datasets)
+    files = set()
+    for kind in {base for one in objects for base in type(one).__mro__}:
+        # A class of the script itself knows no file here, but its methods do.
+        methods = filter(inspect.isfunction, vars(kind).values())
+        files |= {method.__code__.co_filename for method in methods}
+    for file in sorted(files):
+        # Cells of a notebook are no files.
+        if is_users(file) and Path(file).is_file():
+            parts.append(Path(file).read_text())
+    return "\n".join(parts)

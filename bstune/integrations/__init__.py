@@ -1,1 +1,1 @@
-"""Bridges to other packages' training loops, a module each; none is imported by anything else."""
+"""Ways in from other people's tools."""

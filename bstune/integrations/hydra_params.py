@@ -1,296 +1,325 @@
-"""The parameters of a sweep of anyone's Hydra application, as ranges that a study can search.
+"""What a sweep of a Hydra application says: its ranges, its keys and bstune's options.
 
-They are written as for Hydra's Optuna sweeper: ``interval(low, high)``,
-``tag(log, interval(...))``, ``int(interval(...))``, ``choice(...)`` and ``range(...)``. An override
-with one value is the same in each job.
+``hydra.sweeper.params`` and the command line are written as for Hydra's Optuna sweeper.
 """
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Transformer
+from hydra.core.override_parser.types import (
+    IntervalSweep,
+    Override,
+    Quote,
+    QuotedString,
+    RangeSweep,
+)
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from bstune.core.errors import ConfigError
+from bstune.config import options_from_python
+from bstune.core.errors import InputError
+from bstune.core.records import Target
+from bstune.core.space import Number
+from bstune.integrations.hydra_job import TAKEN
+from bstune.options import Options
+from bstune.own_loop import refuse_training
+from bstune.system.ticker import say
+from bstune.trial.trial import Trial
 
-# Names that a study has of its own.
-OWN_NAMES = frozenset({"batch_size", "lr", "delta"})
-# The last parts of the keys that are taken for the batch size and for the learning rate.
-USUAL_NAMES = {"batch_size": ("batch_size", "train_batch_size"), "lr": ("lr", "learning_rate")}
-MEANINGS = {"batch_size": "batch size", "lr": "learning rate"}
-EXAMPLES = {"batch_size": "int(interval(8, 512))", "lr": "tag(log, interval(0.001, 1))"}
+# The last names of keys that are taken for these, unless hydra.sweeper names others.
+LAST_NAMES = {"batch_size": "(train_)?batch_size", "lr": "lr|learning_rate"}
+RANGES = {"batch_size": "range(8,1024)", "lr": "tag(log,interval(0.0001,1))"}
+# Names and values that Hydra's Optuna sweeper has.
+ALIASES = {"n_trials": "trials", "n_jobs": "workers", "study_name": "study"}
+MODES = {"minimize": "min", "maximize": "max"}
+
+
+@dataclass(frozen=True)
+class Application:
+    """What the jobs of an application take.
+
+    Args:
+        keys: of what each trial has and of its further values, by name, as overrides have them.
+        fixed: overrides that all jobs have.
+    """
+
+    keys: Mapping[str, str]
+    fixed: tuple[str, ...]
+
+    def overrides(self, trial: Trial) -> list[str]:
+        """The overrides of a trial's job, which may run in another folder."""
+        values = {name: getattr(trial, name) for name in TAKEN} | dict(trial.values)
+        words = list(self.fixed)
+        for name, value in values.items():
+            text = repr(value)
+            if isinstance(value, Path):
+                text = QuotedString(str(value.absolute()), Quote.single).with_quotes()
+            if name in self.keys and value is not None:
+                words.append(f"{self.keys[name]}={text}")
+        return words
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values of a parameter.
+    """The values of a key between both ends, included; whole ones are multiples."""
 
-    Args:
-        low: the smallest one; NaN if some values are no numbers.
-        high: the largest one; NaN likewise.
-        is_log: whether it is searched on a log scale.
-        is_integer: whether it is a whole number, or is searched by the place among ``values``.
-        values: all values, as Hydra takes them; empty for an interval.
+    low: Number
+    high: Number
+    multiple: int = 1
+
+    def with_value(self, value: Number) -> "Range":
+        """The range that has a value, too, and whole numbers only if that is one."""
+        low, high = min(self.low, value), max(self.high, value)
+        if isinstance(value, float):
+            return Range(float(low), float(high))
+        return Range(low, high, math.gcd(self.multiple, value))
+
+
+def range_of(override: Override) -> Range:
+    """What an override sweeps, or its one value; a range's end is included, as by Optuna.
+
+    InputError for values that are no numbers.
     """
-
-    low: float
-    high: float
-    is_log: bool
-    is_integer: bool
-    values: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Params:
-    """The parameters of a sweep.
-
-    Args:
-        batch_size: key of the batch size, as an override has it.
-        lr: key of the learning rate.
-        batch_sizes: its range.
-        rates: its range.
-        others: the ranges of all other parameters that are searched, by key.
-        fixed: the overrides that all jobs have.
-    """
-
-    batch_size: str
-    lr: str
-    batch_sizes: Range
-    rates: Range
-    others: Mapping[str, Range]
-    fixed: tuple[str, ...]
-
-    @property
-    def multiple(self) -> int | None:
-        """The greatest common divisor of the batch sizes; None if they are an interval."""
-        if not self.batch_sizes.values:
-            return None
-        return math.gcd(*(int(value) for value in self.batch_sizes.values))
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The name in the study of each other parameter, by its key.
-
-        It is the last part of the key, unless another parameter or the study has that name.
-        """
-        uses = Counter(_last_part(key) for key in self.others)
-        names = dict[str, str]()
-        for key in self.others:
-            short = _last_part(key)
-            is_free = uses[short] == 1 and short not in OWN_NAMES
-            names[key] = short if is_free else re.sub(r"\W+", "_", bare(key))
-        return names
-
-    @property
-    def tunable(self) -> dict[str, dict[str, float | bool]]:
-        """The other parameters as :class:`bstune.Study` takes them, by name.
-
-        A choice is searched by the places of its values.
-        """
-        tunable: dict[str, dict[str, float | bool]] = {}
-        for key, name in self.names.items():
-            searched = self.others[key]
-            low = searched.low
-            high = searched.high
-            if searched.values:
-                low = 0
-                high = len(searched.values) - 1
-            tunable[name] = {
-                "low": low,
-                "high": high,
-                "log": searched.is_log,
-                "integer": searched.is_integer,
-            }
-        return tunable
-
-    def values(self, hyperparameters: Mapping[str, int | float | None]) -> dict[str, str]:
-        """Give the values of the other parameters by key, as an override has them.
-
-        ``hyperparameters`` are those of a trial, by their names in the study.
-        """
-        values = dict[str, str]()
-        for key, name in self.names.items():
-            value = hyperparameters[name]
-            choices = self.others[key].values
-            # A choice is searched by the place of its value. Only the type allows a value of None:
-            # each trial has a value of every parameter.
-            values[key] = choices[int(value or 0)] if choices else repr(value)
-        return values
-
-
-def bare(key: str) -> str:
-    """Give a key without the + or ~ that says how it is set."""
-    return key.lstrip("+~")
-
-
-def _last_part(key: str) -> str:
-    """Give the last name of a key: ``lr`` of ``optimizer.lr``."""
-    return re.split(r"[./@:]", bare(key))[-1]
-
-
-def read_params(
-    lines: Sequence[str], batch_size: str | None, lr: str | None, loader: ConfigLoader
-) -> Params:
-    """Read the parameters of a sweep.
-
-    Args:
-        lines: ``KEY=VALUES`` each; of several with one key the last one counts.
-        batch_size: key of the batch size; None: it has one of USUAL_NAMES.
-        lr: key of the learning rate; None: it has one of USUAL_NAMES.
-        loader: finds the choices of a group.
-
-    Raises:
-        ConfigError: if the parameters cannot be searched.
-    """
-    try:
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(lines))
-        overrides = {bare(override.get_key_element()): override for override in parsed}
-        searched = dict[str, Range]()
-        for override in overrides.values():
-            values = _range(override)
-            if values is not None:
-                searched[override.get_key_element()] = values
-    except HydraException as error:
-        raise ConfigError(f"the sweep's parameters cannot be read: {error}") from error
-    size_key = _key_of("batch_size", batch_size, searched, overrides)
-    rate_key = _key_of("lr", lr, searched, overrides)
-    others = dict[str, Range]()
-    fixed = list[str]()
-    for key, values in searched.items():
-        if key in (size_key, rate_key):
-            continue
-        # A choice of one value is fixed.
-        if len(values.values) == 1:
-            fixed.append(f"{key}={values.values[0]}")
-        else:
-            others[key] = values
-    for override in overrides.values():
-        if _is_fixed(override):
-            fixed.append(str(override.input_line))
-    return Params(
-        batch_size=size_key,
-        lr=rate_key,
-        batch_sizes=_checked_sizes(size_key, searched[size_key]),
-        rates=_checked_rates(rate_key, searched[rate_key]),
-        others=others,
-        fixed=tuple(fixed),
-    )
-
-
-def _is_fixed(override: Override) -> bool:
-    """Tell whether an override has one value."""
-    return not override.is_sweep_override()
-
-
-def _range(override: Override) -> Range | None:
-    """Give the range of values that an override sweeps over; None if it has one value."""
-    if _is_fixed(override):
-        return None
-    swept = override.value()
+    swept: Any = override.value()
+    values: list[Any] = [swept]
+    step: Number = 0
     if isinstance(swept, IntervalSweep):
-        start = swept.start
-        end = swept.end
-        assert start is not None  # noqa: S101 (Hydra's parser has set it)
-        assert end is not None  # noqa: S101 (Hydra's parser has set it)
-        is_whole = isinstance(start, int) and isinstance(end, int)
-        return Range(
-            low=float(start), high=float(end), is_log="log" in swept.tags, is_integer=is_whole
+        values, step = [swept.start, swept.end], 1
+    elif isinstance(swept, RangeSweep):
+        values, step = [swept.start, swept.stop], abs(swept.step)
+    elif override.is_sweep_override():
+        values = list(override.sweep_iterator())
+    if not all(map(_is_number, values)):
+        raise InputError(
+            f"{override.input_line}: bstune tunes numbers; give {override.key_or_group} a range, "
+            f"as 'interval(1,9)', or one value, which all jobs have"
         )
-    encoded = override.sweep_iterator(transformer=Transformer.encode)
-    values = tuple(str(value) for value in encoded)
-    numbers = _numbers(values)
-    # Values that are not numbers, such as names of optimizers, are searched by their places.
-    if len(numbers) < len(values):
-        return Range(math.nan, math.nan, is_log=False, is_integer=True, values=values)
-    low = min(numbers)
-    high = max(numbers)
-    # Whole numbers one apart are searched as an integer, other values by their places.
-    steps_by_one = isinstance(swept, RangeSweep) and swept.step == 1 and not swept.shuffle
-    if steps_by_one and all(number.is_integer() for number in numbers):
-        return Range(low, high, is_log=False, is_integer=True)
-    return Range(low, high, is_log=False, is_integer=True, values=values)
+    low, high = min(values), max(values)
+    if not all(isinstance(one, int) for one in (*values, step)):
+        return Range(float(low), float(high))
+    if step == 0:
+        return Range(low, high, math.gcd(*values))
+    # The last value of a range with steps.
+    return Range(low, high - (high - low) % step, math.gcd(low, int(step)))
 
 
-def _numbers(texts: Sequence[str]) -> list[float]:
-    """Give the numbers among some texts; other texts are left out."""
-    numbers = list[float]()
-    for text in texts:
-        with suppress(ValueError):
-            numbers.append(float(text))
-    return numbers
+def options_by_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given below ``hydra.sweeper``, by bstune's names; null is left out.
+
+    A line says that a sampler of Optuna's is replaced.
+    """
+    known: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in ("budget", "baseline"):
+            value = {key: inner for key, inner in value.items() if inner is not None}
+        # Three failures in a row end a study, whatever a batch's rate.
+        if value is not None and name != "max_failure_rate":
+            known[ALIASES.get(name, name)] = value
+    if isinstance(known.get("sampler"), dict):
+        sampler = known.pop("sampler").get("_target_", "hydra.sweeper.sampler")
+        say(f"bstune's own search is in the place of {sampler}")
+    if "direction" in known:
+        direction = known.pop("direction")
+        # Optuna's word for a number that has no name.
+        known.setdefault("target", f"{MODES.get(str(direction), direction)} value")
+    return known
 
 
-def _key_of(
-    role: str,
-    named: str | None,
-    searched: Mapping[str, Range],
-    overrides: Mapping[str, Override],
-) -> str:
-    """Find the key of the batch size or of the learning rate among the searched ones.
+def read_sweep(
+    known: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, loader: ConfigLoader
+) -> tuple[Application, Options]:
+    """Read a sweep: what its jobs take, and the options of its study.
 
     Args:
-        role: ``batch_size`` or ``lr``.
-        named: the key that the settings name; None: it is found by USUAL_NAMES.
-        searched: the ranges of all searched parameters, by key.
-        overrides: all overrides, for the message.
+        known: what is given below ``hydra.sweeper``, as of :func:`options_by_our_names`.
+        arguments: the command line's overrides; they replace those of ``params``.
+        config: of the application, with Hydra's own.
+        loader: composes a job's config.
 
     Raises:
-        ConfigError: if there is not exactly one.
+        InputError: one line for all that is missing, or for what cannot be used.
     """
-    usual = USUAL_NAMES[role]
-    keys = [key for key in searched if bare(key) == named]
-    if named is None:
-        keys = [key for key in searched if _last_part(key) in usual]
-    if len(keys) == 1:
-        return keys[0]
-    meaning = MEANINGS[role]
-    range_of_it = EXAMPLES[role]
-    searched_text = ", ".join(bare(key) for key in searched) or "none"
-    if named is not None:
-        has = f"is none of {searched_text}"
-        if named in overrides:
-            has = f"is {overrides[named].input_line}, one value"
-        raise ConfigError(
-            f"hydra.sweeper.{role}={named} names the {meaning}, but among the sweep's parameters "
-            f"it {has}: give it a range, such as '{named}={range_of_it}'"
-        )
-    several = "several of them may be" if keys else "none of them is called"
-    raise ConfigError(
-        f"which of the sweep's parameters ({searched_text}) is the {meaning}? {several} "
-        f"{' or '.join(usual)}: name it, hydra.sweeper.{role}=KEY, and give it a range, such as "
-        f"'KEY={range_of_it}'"
+    overrides = _parsed_overrides(known, arguments, loader)
+    swept = [key for key, one in overrides.items() if one.is_sweep_override()]
+    fixed = {key: str(one.input_line) for key, one in overrides.items() if key not in swept}
+    job = _compose_job(loader, config, fixed.values())
+    keys = _keys_by_name(known, swept, fixed, job)
+    application = Application(
+        # As an override has it: with its package, or a plus.
+        keys={
+            name: overrides[key].get_key_element() if key in swept else key
+            for name, key in keys.items()
+        },
+        fixed=tuple(line for key, line in fixed.items() if key not in keys.values()),
     )
+    ranges = {name: range_of(overrides[key]) for name, key in keys.items() if key in swept}
+    size = overrides.get(keys.get("batch_size", ""))
+    if size is not None:
+        # One batch size is a range, too.
+        ranges["batch_size"] = range_of(size)
+    today = {name: _number_in_job(job, keys[name]) for name in ranges}
+    # A key that the application has not is told before a job begins.
+    of_trial = [f"{key}=1" for key in application.keys.values()]
+    _compose_job(loader, config, [*application.fixed, *of_trial])
+
+    values = {name: value for name, value in known.items() if name not in (*TAKEN, "params")}
+    seed = keys.get("seed")
+    if seed in fixed:
+        # The seed of the study, from which those of its trials follow.
+        values["seed"] = overrides[seed].value()
+    _fill_question(values, keys, ranges, length=_number_in_job(job, keys.get("max_steps", "")))
+    return application, _options_of_sweep(values, ranges, today)
 
 
-def _checked_sizes(key: str, sizes: Range) -> Range:
-    """Give the range as it is. ConfigError if its batch sizes are no whole numbers from 1 on."""
-    values = _numbers(sizes.values)
-    # The range of other values than numbers has NaN ends, which the check below refuses.
-    if not values or len(values) < len(sizes.values):
-        values = [sizes.low, sizes.high]
-    if not all(value >= 1 and value.is_integer() for value in values):
-        raise ConfigError(
-            f"the batch size {key} must lie between whole numbers from 1 on, but got "
-            f"{_range_text(sizes)}"
+def _parsed_overrides(
+    known: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader
+) -> dict[str, Override]:
+    """The overrides of ``params`` and of the command line by their keys; the last of each counts.
+
+    InputError for what Hydra does not read.
+    """
+    lines = [f"{key}={value}" for key, value in known.get("params", {}).items()]
+    try:
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides([*lines, *arguments])
+    except HydraException as error:
+        raise InputError(f"hydra.sweeper.params: {_in_line(error)}") from error
+    return {one.key_or_group: one for one in parsed}
+
+
+def _keys_by_name(
+    known: Mapping[str, Any], swept: Collection[str], fixed: Collection[str], job: DictConfig
+) -> dict[str, str]:
+    """The keys of what each trial has, by name; those of further values are called by themselves.
+
+    Args:
+        known: what is given below ``hydra.sweeper``.
+        swept, fixed: keys that have a range, and one value.
+        job: the config of a job.
+
+    Raises:
+        InputError: seeds have a range.
+    """
+    keys = {name: str(known[name]) for name in TAKEN if name in known}
+    for name, last in LAST_NAMES.items():
+        for among in (swept, fixed):
+            found = [key for key in among if re.search(rf"(^|[.@:/])({last})$", key)]
+            if len(found) == 1:
+                keys.setdefault(name, found[0])
+    if "seed" in job:
+        keys.setdefault("seed", "seed")
+    if keys.get("seed") in swept:
+        raise InputError(f"{keys['seed']}: each trial has a seed of its own, so give it no range")
+    return keys | {key: key for key in swept if key not in keys.values()}
+
+
+def _compose_job(loader: ConfigLoader, config: DictConfig, overrides: Iterable[str]) -> DictConfig:
+    """The config of a job; InputError where it cannot be composed."""
+    try:
+        return loader.load_sweep_config(config, list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(f"no job can have this: {_in_line(error)}") from error
+
+
+def _in_line(error: Exception) -> str:
+    """Write an error of Hydra in one line, without OmegaConf's keys."""
+    return " ".join(re.split(r"\n\s*full_key:", f"{error} {error.__cause__ or ''}")[0].split())
+
+
+def _number_in_job(job: DictConfig, key: str) -> Number | None:
+    """The application's own number at a key; None where it has none."""
+    value = OmegaConf.select(job, key.lstrip("+"))
+    return value if _is_number(value) else None
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one; True is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _fill_question(
+    values: dict[str, Any], keys: Mapping[str, str], ranges: Collection[str], length: Number | None
+) -> None:
+    """Fill the objective and the budget.
+
+    Args:
+        values: of options.
+        keys: of what each trial has.
+        ranges: the names that have one.
+        length: the application's own ``max_steps``.
+
+    Raises:
+        InputError: one line for all that is missing.
+    """
+    absent = []
+    for name, example in RANGES.items():
+        if name not in ranges:
+            absent.append(f"{keys.get(name, 'KEY')}={example}")
+            absent += [] if name in keys else [f"hydra.sweeper.{name}=KEY"]
+    needed = {"max_steps"} if values.get("schedule_ends") else set()
+    if {"resume_from", "save_to"} & keys.keys():
+        needed = {"max_steps", "resume_from", "save_to"}
+    absent += [f"hydra.sweeper.{name}=KEY" for name in sorted(needed - keys.keys())]
+    seeks_best = False
+    if "target" not in values:
+        absent.append('hydra.sweeper.target="min val/loss"')
+    else:
+        seeks_best = Target.parse(str(values["target"])).goal is None
+        # A job that ends by itself has spent its budget.
+        steps = 1 if seeks_best and "max_steps" not in keys else length
+        values["budget"] = values.get("budget") or {"steps": steps}
+        if values["budget"] == {"steps": None}:
+            absent.append("hydra.sweeper.budget.steps=2000")
+    if absent:
+        raise InputError(f"something is missing: add {shlex.join(absent)}")
+    if seeks_best:
+        values.setdefault("objective", "metric")
+
+
+def _options_of_sweep(
+    values: dict[str, Any], ranges: Mapping[str, Range], today: Mapping[str, Number | None]
+) -> Options:
+    """Check the options of a study.
+
+    Args:
+        values: all but the ranges.
+        ranges: of batch size, rate and further values, by name.
+        today: the application's own values likewise, None where it has none. They are the baseline
+            where ``hydra.sweeper.baseline`` gives no others; without a value of each there is none.
+
+    Raises:
+        InputError: a baseline is given, and a value is neither in it nor in the application; or
+            what :func:`bstune.options.options_from` refuses.
+    """
+    given = dict(values.get("baseline", {}))
+    used = today | given.pop("values", {}) | given
+    absent = [name for name, value in used.items() if not _is_number(value)]
+    if absent and values.get("baseline"):
+        raise InputError(
+            f"hydra.sweeper.baseline={values['baseline']} leaves {', '.join(absent)} without a "
+            f"number: give one (of a further value in baseline.values={{NAME: NUMBER}}), or leave "
+            f"out the baseline"
         )
-    return sizes
-
-
-def _checked_rates(key: str, rates: Range) -> Range:
-    """Give the range as it is. ConfigError if its learning rates are no numbers over 0."""
-    if not 0.0 < rates.low <= rates.high < math.inf:
-        raise ConfigError(
-            f"the learning rate {key} must lie between numbers over 0, but got {_range_text(rates)}"
-        )
-    return rates
-
-
-def _range_text(values: Range) -> str:
-    """Write a range's values, or its ends."""
-    return ", ".join(values.values) or f"{values.low:g} to {values.high:g}"
+    baseline = {}
+    if not absent:
+        # The baseline belongs to the ranges.
+        ranges = {name: one.with_value(used[name]) for name, one in ranges.items()}
+        baseline = {name: used.pop(name) for name in RANGES} | {"values": used}
+    tune = {name: [one.low, one.high] for name, one in ranges.items() if name not in RANGES}
+    sizes, rates = ranges["batch_size"], ranges["lr"]
+    of_ranges = {
+        "baseline": baseline,
+        "batch_size": {"low": sizes.low, "high": sizes.high, "multiple": sizes.multiple},
+        "lr": {"low": rates.low, "high": rates.high},
+        "tune": tune or None,
+    }
+    options = options_from_python(**values | of_ranges)
+    refuse_training(options, "the application")
+    return options

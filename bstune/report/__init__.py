@@ -1,1 +1,1 @@
-"""What shows a finished study, from the plain data that it leaves: answer, figure, pages."""
+"""What a study found, in words, in one figure and on one page; and how to read it back."""

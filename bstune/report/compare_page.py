@@ -1,112 +1,135 @@
-"""The page ``comparison.html``: the figure ``comparison.png``, and tables of what it shows."""
+"""The figure and the page of a comparison."""
 
-from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from bstune.report.compare import Comparison
-from bstune.report.compared_pairs import Pair
-from bstune.report.compared_study import Compared, Use
-from bstune.report.html import Cell, Section, page, paragraph, picture, table
-from bstune.report.one_law import Collapse
-from bstune.system.console import format_count, format_number, format_seconds
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-ALT = (
-    "Steps to target over batch size, the same as S/S_min over B/B_crit, and each study's critical "
-    "batch size and time to target. The tables have the numbers."
-)
-CAPTION = (
-    "Lines: S*(B) by all of a study's trials. Dots: single runs, above the lines where their "
-    "learning rate was not the best. Hollow time to target: a fresh seed missed the target, or "
-    "none ran."
-)
+from bstune.report.compare import Comparison, PowerLaw, critical_of, statements, table
+from bstune.report.figure import Panel, curve_seconds, draw_legend, scale_axes
+from bstune.report.page import svg, template
+from bstune.study.result import StudyResult
+from bstune.system import console
+from bstune.system.files import whole_file, write_text
 
-
-def comparison_page(comparison: Comparison, figure: bytes) -> str:
-    """Make the page of a comparison, as HTML. ``figure``: the content of ``comparison.png``."""
-    studies = comparison.studies
-    notes = list(comparison.notes)
-    for study in studies:
-        notes += [f"{study.name}: {note}" for note in study.notes]
-    sections = [
-        Section("", "\n".join(paragraph(line, "warning") for line in notes)),
-        Section("Studies", _studies_table(studies)),
-        Section("Curves, critical batch sizes and times", picture(figure, ALT, CAPTION)),
-    ]
-    if comparison.collapse is not None:
-        sections.append(Section("Does one law fit all?", _law_text(comparison.collapse)))
-    if comparison.pairs:
-        judged = paragraph(comparison.judged, "faint")
-        pairs = _pairs_table(comparison.pairs)
-        sections.append(Section("Which critical batch sizes differ?", pairs + judged))
-    return page(comparison.title, sections)
+INCHES = (11.0, 4.4)
+BAND: dict[str, Any] = {"alpha": 0.12, "linewidth": 0}
 
 
-def _law_text(collapse: Collapse) -> str:
-    """Say how near the studies' curves lie to one law, each scaled by its S_min and B_crit."""
-    law = "If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one."
-    # Written out, the collapse says at what share of the batch sizes the intervals hold the law.
-    against = f"Well below {collapse.level:.0%}, the trials speak against the law."
-    return paragraph(f"{law} {collapse}. {against}")
+def write(comparison: Comparison, folder: Path) -> None:
+    """Write compare.json, compare.png and compare.html to a folder.
 
-
-def _studies_table(studies: Sequence[Compared]) -> str:
-    """Show the studies as a table: what each says to use, its time and gain, and what it found."""
-    names = list[str]()
-    for study in studies:
-        if study.use is not None:
-            names += study.use.hyperparameters
-    # Studies may search the same hyper-parameters: each is one column, in the order they come in.
-    names = list(dict.fromkeys(names))
-    heads = ["study", "batch size", "learning rate", *names, "time to target", "gain"]
-    heads += ["critical batch size", "exponent of lr*(B)", "fresh seeds"]
-    heads += ["workload", "target", "device", "spent"]
-    rows = list[list[Cell | str]]()
-    for study in studies:
-        fresh = "-"
-        if study.use is not None:
-            fresh = study.use.fresh_seeds_text
-        rows.append(
-            [
-                study.name,
-                *_use_cells(study.use, names),
-                Cell(study.gain_text, study.gain),
-                Cell(study.critical, study.b_crit),
-                Cell(study.exponent_text, study.exponent),
-                fresh,
-                study.workload,
-                study.target,
-                study.device,
-                Cell(study.spend, study.spend_seconds),
-            ]
-        )
-    return table(heads, rows, name="studies", wrapped=True)
-
-
-def _use_cells(use: Use | None, names: Sequence[str]) -> list[Cell]:
-    """Give the cells of a row that show a study's USE: its hyper-parameters and time to target.
-
-    ``names`` are the further hyper-parameters that any of the studies searches. Where ``use`` is
-    None, each cell is a dash.
+    Raises:
+        StudyError: it cannot be written to.
     """
-    # Batch size, learning rate and time stand beside the further hyper-parameters.
-    if use is None:
-        return [Cell("-", None)] * (3 + len(names))
-    cells = [
-        Cell(format_count(use.batch_size), use.batch_size),
-        Cell(format_number(use.lr), use.lr),
-    ]
-    for name in names:
-        value = use.hyperparameters.get(name)
-        cells.append(Cell(format_number(value), value))
-    cells.append(Cell(format_seconds(use.seconds), use.seconds))
-    return cells
+    write_text(folder / "compare.json", comparison.model_dump_json(indent=1))
+    with whole_file(folder / "compare.png") as file:
+        compare_figure(comparison).savefig(file, format="png", dpi=150)
+    write_text(folder / "compare.html", page(comparison))
 
 
-def _pairs_table(compared_pairs: Sequence[Pair]) -> str:
-    """Show the ratio of the critical batch sizes of each two studies, and whether they differ."""
-    heads = ("larger", "smaller", "B_crit over B_crit", "its interval", "judged", "not alike in")
-    cells = list[list[Cell | str]]()
-    for pair in compared_pairs:
-        ratio = Cell(format_number(pair.ratio, 2), pair.ratio)
-        unlike = ", ".join(pair.unlike) or "-"
-        cells.append([pair.larger, pair.smaller, ratio, pair.interval, pair.verdict, unlike])
-    return table(heads, cells, name="pairs of critical batch sizes", wrapped=True)
+def page(comparison: Comparison) -> str:
+    """Write a comparison as HTML: the figure, the table and what stands below it."""
+    return template("compare.html.j2").render(
+        comparison=comparison,
+        figure=svg(partial(compare_figure, comparison)),
+        table=table(comparison),
+        statements=statements(comparison),
+    )
+
+
+def compare_figure(comparison: Comparison) -> Figure:
+    """Draw the studies' curves over batch size, a colour each, with their bands and bests.
+
+    The first panel has steps to target, with B_crit as a dotted line, the second one training
+    seconds. Studies of the best metric have one panel in their place: all studies of a comparison
+    are, or none. The last panel has the power law, where there is one. The legend has all studies.
+    """
+    figure = Figure(figsize=INCHES, layout="constrained")
+    first = next(iter(comparison.studies.values()))
+    panels = [_metric_panel(first)] if first.seeks_metric else [STEPS, TIME]
+    all_axes = figure.subplots(1, len(panels) + (comparison.law is not None), squeeze=False)[0]
+    colours = _colours(len(comparison.studies))
+    for axes, panel in zip(all_axes, panels, strict=False):
+        for (name, result), colour in zip(comparison.studies.items(), colours, strict=True):
+            _draw_study(axes, panel, result, name, colour)
+        axes.set_ylabel(panel.name, parse_math=False)
+        scale_axes(axes, panel)
+    if comparison.law is not None:
+        _draw_law(all_axes[-1], comparison, comparison.law, colours)
+    draw_legend(figure, all_axes[:1])
+    return figure
+
+
+STEPS = Panel(
+    name="steps to target",
+    curve=lambda point: (point.steps_low, point.steps, point.steps_high),
+    trial=lambda record: None,
+    confirmed=lambda runs: runs.steps,
+)
+TIME = Panel(
+    name="training time to target",
+    curve=curve_seconds,
+    trial=lambda record: None,
+    confirmed=lambda runs: runs.seconds,
+    number=console.seconds,
+)
+
+
+def _colours(count: int) -> list[Any]:
+    """A colour a study: up to ten that are easy to tell apart, else so many of a rainbow."""
+    colormap = colormaps["tab10"] if count <= 10 else colormaps["turbo"].resampled(count)
+    return [colormap(place) for place in range(count)]
+
+
+def _metric_panel(result: StudyResult) -> Panel:
+    return Panel(
+        name=f"best {result.target.metric}",
+        curve=lambda point: (point.steps_low, point.steps, point.steps_high),
+        trial=lambda record: None,
+        confirmed=lambda runs: runs.metric,
+        scale="linear",
+    )
+
+
+def _draw_study(axes: Axes, panel: Panel, result: StudyResult, name: str, colour: Any) -> None:
+    """Draw a study's curve, its best and, over steps, its B_crit; what it lacks is left out."""
+    sizes = [point.batch_size for point in result.curve]
+    # Without a curve the line is empty: the legend has each study.
+    low, middle, high = np.reshape([panel.curve(point) for point in result.curve], (-1, 3)).T
+    axes.fill_between(sizes, low, high, color=colour, **BAND)
+    axes.plot(sizes, middle, color=colour, label=console.plain(name))
+    height = None if result.best is None else panel.confirmed(result.best)
+    if result.best is not None and height is not None:
+        axes.scatter(result.best.batch_size, height, marker="*", s=110, color=colour, zorder=5)
+    critical = critical_of(result)
+    if panel is STEPS and critical is not None and critical.value is not None:
+        axes.axvline(critical.value, color=colour, linestyle=":", linewidth=1.0)
+
+
+def _draw_law(axes: Axes, comparison: Comparison, law: PowerLaw, colours: list[Any]) -> None:
+    """Draw B_crit of each study over its size, and the law as far as it says anything."""
+    for (name, result), colour in zip(comparison.studies.items(), colours, strict=True):
+        interval = critical_of(result)
+        if name in law.values and interval is not None and interval.value is not None:
+            value = interval.value
+            # An open end has no bar.
+            bars = [[value - (interval.low or value)], [(interval.high or value) - value]]
+            style: dict[str, Any] = {"fmt": "o", "capsize": 3, "color": colour}
+            axes.errorbar(law.values[name], value, bars, **style)
+    assert law.exponent.value is not None and law.at_furthest.value is not None  # noqa: PT018, S101
+    sizes = np.geomspace(min(law.values.values()), law.furthest, 50)
+    on_law = law.at_furthest.value * (sizes / law.furthest) ** law.exponent.value
+    axes.plot(sizes, on_law, color="black", linestyle="--", linewidth=0.9)
+    axes.set(xscale="log", yscale="log", xlabel=law.over, ylabel="critical batch size, 90%")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: console.number(value)))
+        axis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.15)

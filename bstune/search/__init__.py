@@ -1,1 +1,1 @@
-"""The search over batch size and learning rate: the sampler, its posterior, and how it decides."""
+"""Which trial comes next: a law of the steps to target, its posterior, and decisions from it."""

@@ -1,1 +1,1 @@
-"""A study: ask, run, tell, report."""
+"""A study: its plan, its storage, its loop, and the result that it ends with."""

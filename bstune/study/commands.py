@@ -1,209 +1,178 @@
-"""The commands that run a study's winners again, and ``best.yaml``, which has one for each."""
+"""What runs a study again with further options, and what trains its best: a command or a call."""
 
+import json
 import re
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
-import yaml
+from bstune.core.errors import InputError
+from bstune.core.records import Target
+from bstune.options import Options, differing
+from bstune.system.secrets import hide
 
-from bstune.core.records import Merit, TrialResult
-from bstune.core.search_space import Space
-from bstune.options import overrides
-from bstune.result import WINNERS, StudyResult, WinnerName, WinnerResult
-from bstune.study.planning.replicates import Winner
-from bstune.study.prepared import PreparedStudy
-from bstune.system.files import is_own
-from bstune.system.processor_wait import processors
-from bstune.system.secrets import redact_values
+COMMAND = "python -m bstune"
+# Options that one run does not read.
+OF_SEARCH = ("trials", "seeds", "wall_seconds", "workers", "sampler")
+# What is called in Python.
+FUNCTIONS = {"tune": "bstune.tune", "loop": "bstune.Study"}
 
-# Options that a single trial has no use for begin with these.
-OF_A_STUDY = (
-    "trial.",
-    "search.",
-    "mlflow.",
-    "hardware.",
-    "sampler",
-    "prior.",
-    "seed=",
-    "debug=",
-)
+Way = Literal["command", "lightning", "tune", "loop", "application"]
+"""How a study is begun: by a command, by one with LightningCLI's files, by ``bstune.tune``, by a
+loop over ``bstune.Study``, or by the sweeper of a Hydra application."""
+Command = Callable[[Mapping[str, object]], str]
+"""What runs a study with further options, as a command or a call."""
+TrainCommand = Callable[[int, float, int | None], str]
+"""What trains a batch size and a rate, likewise; the third value is its steps, where a schedule's
+length or the best metric in a budget is sought."""
 
 
-def best_yaml(
-    best: Mapping[Merit, Winner],
-    result: StudyResult,
-    arguments: Sequence[str] | None,
-    prepared: PreparedStudy,
+@dataclass(frozen=True)
+class Commands:
+    """How a study was begun, what runs it again and what trains its best."""
+
+    way: Way
+    study: Command
+    train: TrainCommand
+
+
+def line_commands(way: Way, arguments: Sequence[str], folder: str | None = None) -> Commands:
+    """The commands of a study that a command line begins.
+
+    Args:
+        way: ``command`` or ``lightning``.
+        arguments: of the command line.
+        folder: of the study, where further values are tuned: its best.yaml has them.
+    """
+    train: TrainCommand = partial(training_command, arguments)
+    if folder is not None:
+        train = for_any_best(command_line(arguments, {"trial": f"{folder}/best.yaml"}))
+    return Commands(way, partial(command_line, arguments), train)
+
+
+def call_commands(way: Way, name: str) -> Commands:
+    """The calls of a study that Python begins; ``way`` is ``tune`` or ``loop``."""
+    train: TrainCommand = partial(best_in_words, "your own loop")
+    if way == "tune":
+        train = for_any_best("result.train()")
+    return Commands(way, partial(python_call, FUNCTIONS[way], name), train)
+
+
+def stored_commands(way: Way, command: str, own: Options, asked: Options) -> Commands:
+    """The commands of a study that is read from its folder.
+
+    Args:
+        way: that it was begun.
+        command: that runs it.
+        own: options of the study.
+        asked: the same, or those of another question, which is another study.
+    """
+    options = differing(own, asked)
+    if way in FUNCTIONS:
+        commands = call_commands(way, own.study_name)
+    elif way == "application":
+        words = _split(command)
+        train = partial(best_in_words, "your application")
+        commands = Commands(way, partial(application_command, words), train)
+    else:
+        asking = command_line(_words_after_command(command), options)
+        commands = line_commands(way, _words_after_command(asking))
+    if own.tunables and way != "tune":
+        # best.yaml is of the study's own question.
+        commands = replace(commands, train=for_any_best("the configuration of row Best"))
+    if options:
+        options["study"] = f"{own.study_name}-2"
+    return replace(commands, study=lambda further: commands.study({**options, **further}))
+
+
+def _words_after_command(command: str) -> list[str]:
+    return _split(command.removeprefix(COMMAND))
+
+
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"config.yaml has no command of a study, but {command}") from error
+
+
+def _words_by_option(words: Sequence[str]) -> dict[str, str]:
+    """The words of a command by their options, without secrets; other words may stand twice."""
+    given = dict[str, str]()
+    for word in words:
+        name, sign, value = word.partition("=")
+        is_option = sign and not name.startswith("-")
+        key = name if is_option else str(len(given))
+        given[key] = name + sign + hide(value, name.lstrip("+~-"))
+    return given
+
+
+def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str:
+    """A command line with further options, as a shell takes it, without secrets."""
+    given = _words_by_option(arguments)
+    # Another study needs a folder of its own.
+    if "study" in options and "output" in given:
+        given["output"] += "-" + str(options["study"]).rpartition("-")[2]
+    for option, changed in options.items():
+        if isinstance(changed, Mapping):
+            # Hydra's keys have no quotes.
+            pairs = [f"{name}: {value}" for name, value in changed.items()]
+            changed = f"{{{', '.join(pairs)}}}"
+        given[option] = f"{option}={'null' if changed is None else changed}"
+    return f"{COMMAND} {shlex.join(given.values())}"
+
+
+def training_command(
+    arguments: Sequence[str], batch_size: int, lr: float, steps: int | None
 ) -> str:
-    """Write the winners as YAML, each with its checkpoint and the command that runs it again.
-
-    Their numbers are those of ``result``, which every other file has.
-
-    The checkpoint is null where the winner left none, the command where ``arguments`` are None, as
-    for a study of Python objects.
-    """
-    of_study = _with_known_target(study_arguments(arguments or ()), prepared)
-    values: dict[str, Any] = {}
-    told: dict[WinnerName, WinnerResult | None] = {
-        "best_by_time": result.best_by_time,
-        "best_by_steps": result.best_by_steps,
-    }
-    for name, of_result in told.items():
-        if of_result is None:
-            continue
-        winner = best[WINNERS[name].merit]
-        path = prepared.files.checkpoint(winner.trial.number)
-        checkpoint: str | None = None
-        if is_own(path):
-            checkpoint = str(path.absolute())
-        command: str | None = None
-        if arguments is not None:
-            of_trial = _trial_arguments(winner, prepared)
-            command = shlex.join([sys.executable, "-m", "bstune", *of_study, *of_trial])
-        values[name] = {
-            **of_result.model_dump(mode="json"),
-            "checkpoint": checkpoint,
-            "command": command,
-        }
-    variables = sorted(set(re.findall(r"oc\.env:(\w+)", " ".join(of_study))))
-    comment = ""
-    if variables:
-        comment = f"# The commands read the environment: first set {', '.join(variables)}.\n"
-    return comment + yaml.safe_dump(redact_values(values), sort_keys=False)
+    """The command that trains the best; options of the search alone are left out."""
+    arguments = [word for word in arguments if word.partition("=")[0] not in OF_SEARCH]
+    options: dict[str, object] = {"trial.batch_size": batch_size, "trial.lr": lr}
+    if steps is not None:
+        options["trial.steps"] = steps
+    return command_line(arguments, options)
 
 
-def _trial_arguments(winner: Winner, prepared: PreparedStudy) -> list[str]:
-    """Give the options that run the winner again, with the same result to the bit.
-
-    It is the winner's trial, or a run of it on a fresh seed that had the schedule to train with.
-    """
-    trial = winner.run_to_train
-    options = [
-        f"trial.batch_size={trial.batch_size}",
-        f"trial.lr={trial.lr!r}",
-        f"trial.seed={trial.seed}",
-    ]
-    # A trial whose schedule ends with it is limited to that schedule. Where trials stop early, the
-    # steps that this one took are the limit: when a trial is evaluated depends on its limit.
-    limit = winner.advised_horizon
-    if prepared.backend.stops:
-        limit = trial.steps
-    if limit is not None:
-        options += _limited_to(limit)
-    return options + overrides(prepared.options, trial.hyperparameters)
+def python_call(function: str, name: str, options: Mapping[str, object]) -> str:
+    """A call of :func:`bstune.tune`, or of another function, with further options."""
+    arguments: dict[str, object] = {"name": options.get("study", name)}
+    sections: dict[str, dict[str, object]] = {}
+    for option, value in options.items():
+        section, _, key = option.partition(".")
+        if key:
+            sections.setdefault(section, {})[key] = value
+        elif option != "study":
+            arguments[option] = value
+    arguments |= sections
+    written = "".join(f", {argument}={value!r}" for argument, value in arguments.items())
+    return f"{function}(...{written})"
 
 
-def _limited_to(steps: int) -> list[str]:
-    """Give the options of a budget in steps alone.
-
-    A trial ends once both its steps and its examples are spent. The first step spends a single
-    example, so that the steps alone decide.
-    """
-    return [f"budget.steps={steps}", "budget.examples=1"]
-
-
-def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
-    """Write the command that trains the winner's point to the target, on the config's own seed.
-
-    Where a schedule ends with the trial, a seed may miss the target at its end: the command then
-    has the seed of a run that reached it, if there is one, and exact values.
-
-    For the objective loss it trains to the budget's end.
-    """
-    trial = winner.run_to_train
-    space = prepared.space
-    is_for_loss = prepared.budget.objective == "loss"
-    of_study = _arguments_without_search(arguments, prepared)
-    # The length of a schedule that ends with its trial. A trial that can be stopped early needs
-    # none: it just stops once it meets the target.
-    horizon: int | None = None
-    if not prepared.backend.stops:
-        horizon = winner.advised_horizon
-    is_proven = horizon is not None and trial.reached and trial.horizon == horizon
-    lr = trial.lr
-    hyperparameters = dict(trial.hyperparameters)
-    if not is_proven:
-        lr = rounded_within(trial.lr, space.lr_low, space.lr_high)
-        hyperparameters = _rounded_hyperparameters(trial, space)
-    of_trial = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
-    if is_proven:
-        of_trial.append(f"trial.seed={trial.seed}")
-    if is_for_loss:
-        of_trial.append("search.objective=loss")
-        of_trial += _limited_to(prepared.last_step(trial.batch_size))
-    elif horizon is not None:
-        of_trial += _limited_to(horizon)
-    # A single trial makes no survey, which chose the study's number of threads.
-    of_trial += _threads_option(prepared, of_study)
-    of_trial += overrides(prepared.options, hyperparameters)
-    return shlex.join(["bstune", *of_study, *of_trial])
+def application_command(words: Sequence[str], options: Mapping[str, object]) -> str:
+    """A Hydra application's command with further options of its sweeper, without secrets."""
+    given = _words_by_option(words)
+    for option, changed in options.items():
+        # Hydra quotes what is no plain word.
+        is_plain = not isinstance(changed, str) or re.fullmatch(r"[\w./-]+", changed)
+        name = f"hydra.sweeper.{option}"
+        given[name] = f"{name}={changed if is_plain else json.dumps(changed)}"
+    return shlex.join(given.values())
 
 
-def _arguments_without_search(arguments: Sequence[str], prepared: PreparedStudy) -> list[str]:
-    """Give those of a study's arguments that its winner is trained with, and the known target."""
-    kept = list[str]()
-    for argument in study_arguments(arguments):
-        # Hydra's + and ~ before an option add and delete it.
-        if not argument.lstrip("+~").startswith(OF_A_STUDY):
-            kept.append(argument)
-    # A target that the study took from its first trial is not in its arguments, and the command
-    # has no such trial to take it from.
-    kept = _with_known_target(kept, prepared)
-    if prepared.budget.objective == "loss":
-        # The command gives the budget in steps, even where the study's is in seconds or examples.
-        kept = [argument for argument in kept if not argument.startswith("budget.")]
-    return kept
+def for_any_best(text: str) -> TrainCommand:
+    """What trains the best in the same words whatever it is."""
+    return lambda *of_best: text
 
 
-def _rounded_hyperparameters(trial: TrialResult, space: Space) -> dict[str, float]:
-    """Give a trial's further hyper-parameters, with those that were searched rounded to be read."""
-    tunables = {tunable.name: tunable for tunable in space.tunables}
-    values = dict[str, float]()
-    for name, value in trial.hyperparameters.items():
-        values[name] = value
-        if name in tunables:
-            values[name] = rounded_within(value, tunables[name].low, tunables[name].high)
-    return values
+def best_in_words(where: str, batch_size: int, lr: float, steps: int | None) -> str:
+    """The best where no command trains it: ``batch size 118 and lr 1.18 in your own loop``."""
+    end = f", up to step {steps}," if steps is not None else ""
+    return f"batch size {batch_size} and lr {lr:g}{end} in {where}"
 
 
-def _threads_option(prepared: PreparedStudy, arguments: Sequence[str]) -> list[str]:
-    """Give the option ``threads=N`` that sets the number of threads a survey chose.
-
-    It is empty where a single trial has as many by itself, where no survey chose them, and where
-    the study's ``arguments`` have it.
-    """
-    timed = prepared.backend.timed
-    is_given = any(argument.startswith("threads=") for argument in arguments)
-    if timed is None or timed.threads is None or is_given:
-        return []
-    if timed.threads == processors():
-        return []
-    return [f"threads={timed.threads}"]
-
-
-def rounded_within(value: float, low: float, high: float) -> float:
-    """Round a value to the four digits that are shown, unless that takes it out of its range."""
-    # A whole number stays exact.
-    if isinstance(value, int):
-        return value
-    shown = float(f"{value:.3e}")
-    if low <= shown <= high:
-        return shown
-    return value
-
-
-def study_arguments(arguments: Sequence[str]) -> list[str]:
-    """Give the arguments that begin the study again: all but those of a single trial."""
-    return [argument for argument in arguments if not argument.startswith("trial.")]
-
-
-def _with_known_target(arguments: Sequence[str], prepared: PreparedStudy) -> list[str]:
-    """Give the arguments, with the target's value in them if the first trial has set it."""
-    if prepared.goal is None:
-        return list(arguments)
-    named = ("target=", "workload.target.value=")
-    others = [argument for argument in arguments if not argument.lstrip("+").startswith(named)]
-    # Later options override earlier ones: it follows the workload, whose target it replaces.
-    return [*others, f"target={prepared.goal.value!r}"]
+def report_command(folder: Path, target: Target) -> str:
+    """What answers another goal from the trials in a study's folder."""
+    return f"{COMMAND} report {shlex.quote(str(folder))} target={target.goal:g}"

@@ -1,390 +1,361 @@
-"""What a study came to, in Python: the winner, the critical batch size, the curve, the trials.
+"""The typed result of a study: frozen values, built where they are known; curve.json is their dump.
 
->>> result = bstune.load("outputs/digits")  # doctest: +SKIP
->>> result.best.batch_size, result.critical_batch_size.value  # doctest: +SKIP
-(64, 53.1)
+Text, figure, page and MLflow read its attributes and compute nothing that is stated here.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from typing import Literal
 
-from bstune.core.errors import ConfigError, StudyError
-from bstune.core.objectives import SOUGHT
-from bstune.core.records import TrialResult
-from bstune.options import GivenOptions, StudyOptions
-from bstune.recipe import Recipe
-from bstune.report.answer import answer
-from bstune.report.budget_figure import budget_figure
-from bstune.report.compare import Comparison, read_studies
-from bstune.report.compare import compare as compared
-from bstune.report.figure import curve_figure
-from bstune.report.lines.unreached import unreached_advice
-from bstune.report.notebook import answer_html
-from bstune.report.page import write_page
-from bstune.report.spelling import with_options_as_called
-from bstune.report.study_folder import read_study
-from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
-from bstune.study.folder_config import options_of_folder
-from bstune.study.planning.replicates import fresh_runs, run_to_train
-from bstune.study.report import Findings, how_to_train_loop
-from bstune.study.showing.outcome import outcome_line
-from bstune.study.storage.opening import find_study
-from bstune.study.verbs.retarget import study_so_far
-from bstune.system.console import plain_console, print_line, quieten
-from bstune.system.files import Output
+from bstune.core.noise_scale import NoiseScaleEstimate
+from bstune.core.question import Objective
+from bstune.core.records import Budget, Frozen, Status, Target
+from bstune.core.space import Configuration
+from bstune.search.findings import CurvePoint
 
-if TYPE_CHECKING:
-    import optuna
-    import pandas
-    from lightning.pytorch import LightningModule, Trainer
+SCHEMA = 1
+# Keep: the best other configuration is shown to be less than so many times as fast, or to be better
+# by at most so many standard deviations over seeds.
+NOT_WORTH = 1.25
+NOT_WORTH_DEVIATIONS = 0.5
 
-    from bstune.report.picture import Picture
-    from bstune.study.given import Data, Module
-
-ALT = "steps and time to target over batch size"
-# Columns of the trials' table; further hyper-parameters follow the learning rate.
-TRIAL_COLUMNS = (
-    "number",
-    "batch_size",
-    "lr",
-    "status",
-    "value",
-    "steps",
-    "time_to_target",
-    "train_seconds",
-    "seed",
-    "resumed_from",
-    "replicate_of",
-    "message",
-)
-# Mappings: hyper-parameters have columns of their own.
-NOT_COLUMNS = ("versions", "hyperparameters")
-# The types of columns that may be empty.
-KINDS = {
-    "resumed_from": "Int64",
-    "replicate_of": "Int64",
-    "horizon": "Int64",
-    "time_to_target": "float64",
-    "value": "float64",
-}
+Verdict = Literal["switch", "keep", "not yet", "use"]
+Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
+Warned = Literal[
+    "schedule", "evaluations", "step times", "far from the law", "octave without a trial"
+]
 
 
-@dataclass(frozen=True, repr=False)
-class Result:
-    """What a study came to, as far as it has gone: the winner, the gain, the curve, the trials.
+class Measured(Configuration):
+    """The trial of the fewest steps to the target at a batch size."""
 
-    Args:
-        folder: the study's own, which holds trials.jsonl, curve.json, curve.png, best.yaml and
-            checkpoints.
-        summary: the answer, a :class:`bstune.result.StudyResult`, whose fields say their units;
-            ``curve.json`` is its dump.
-        records: of the trials, in order of their numbers.
-        options: the study's, typed and frozen; None where its folder does not tell them.
-        recipe: of what it trains; None where it was read from its folder, or trains nothing.
-        notes: what could not be read from the folder.
+    steps: float
+
+
+class Confirmed(Configuration):
+    """A configuration with its runs on new seeds.
+
+    ``steps`` and ``seconds`` are medians over the runs; where half of them or more did not reach
+    the target they are bounds ("at least"). Before the first run they are the search's own trial's,
+    without intervals.
     """
 
-    folder: Path
-    summary: StudyResult
-    records: Sequence[TrialResult]
-    options: StudyOptions | None
-    recipe: Recipe | None
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def from_findings(cls, findings: Findings, recipe: Recipe | None) -> "Result":
-        """Make the result of a study that has just been run."""
-        prepared = findings.prepared
-        folder = prepared.files.root
-        return cls(folder, findings.result, findings.trials, prepared.options, recipe)
-
-    @property
-    def study(self) -> "optuna.Study":
-        """The study in its storage, as Optuna's plots take it; StudyError where it is not there."""
-        options = self._known_options()
-        return find_study(options.study, options.storage)
-
-    def _recipe_to_train(self, module: "Module | None", data: "Data | None") -> Recipe:
-        """Give the recipe of a module and data that are given, or else the study's own.
-
-        ConfigError where there is neither.
-        """
-        # It imports torch and Lightning.
-        from bstune.study.given import NO_MODULE, recipe_of
-
-        options = self._known_options()
-        if module is not None and data is not None:
-            return recipe_of(module, data, options)
-        if isinstance(options, GivenOptions) and options.workload.given_module == NO_MODULE:
-            how = "; ".join(how_to_train_loop(self.folder, options, self.summary))
-            raise ConfigError(f"a loop of yours trains the winner, not result.train(): {how}")
-        if self.recipe is None:
-            raise ConfigError(
-                "a study's folder holds no code: give result.train(module=..., data=...), as "
-                "bstune.Study takes them"
-            )
-        return self.recipe
-
-    def _known_options(self) -> StudyOptions:
-        """Give the study's options; StudyError where its folder did not tell them."""
-        if self.options is None:
-            raise StudyError(
-                f"{self.folder} does not tell the study's options: {'; '.join(self.notes)}"
-            )
-        return self.options
+    number: int
+    """The trial of the search whose configuration it is."""
+    seeds: tuple[int, ...]
+    runs_steps: tuple[float, ...]
+    """Steps to target of each run, in the order of ``seeds``: the middle between the last
+    evaluation that missed it and the first that met it; else those that it is known to exceed."""
+    runs_status: tuple[Status, ...]
+    schedule_steps: int | None = None
+    """Where the schedule of each run ended; None: it did not end with the run."""
+    train_steps: int | None = None
+    """To train it for: to the end of that schedule, of a budget of seconds, or of one in which the
+    best metric is sought; None: the study's options say."""
+    steps: float
+    steps_low: float | None
+    steps_high: float | None
+    """Ends of the 90% interval of the median over seeds; an end that is open is None."""
+    seconds: float
+    """Training seconds to the target: ``steps`` times ``step_seconds``."""
+    seconds_low: float | None
+    seconds_high: float | None
+    is_bound: bool
+    predicted_share: float
+    """Share of further seeds that are predicted to reach the target."""
+    step_seconds: float
+    step_seconds_error: float
+    """Relative standard deviation of ``step_seconds``."""
+    metric: float | None = None
+    """The median of each run's best metric, where that is sought; before the first run the search's
+    own trial's. None: half did not train to their ends."""
+    metric_low: float | None = None
+    metric_high: float | None = None
+    """Ends of the 90% interval of the median over seeds."""
 
     @property
-    def best(self) -> Best:
-        """The winner, or the best point so far.
-
-        StudyError where no trial has a value of the metric.
-        """
-        # The objective loss seeks no merit; any name then gives its one best point.
-        merits = SOUGHT[self.summary.objective].merits or ("time",)
-        best = self.summary.best_by(merits[0])
-        if best is None:
-            raise StudyError(with_options_as_called(self.summary, unreached_advice(self.summary)))
-        return best
+    def runs(self) -> int:
+        """Runs on new seeds."""
+        return len(self.seeds)
 
     @property
-    def gain(self) -> Gain | GainAtBudget | None:
-        """How much better the winner is than the reference; None where they cannot be compared.
+    def reached(self) -> int:
+        """How many of them reached the target."""
+        return sum(status in ("reached", "finished") for status in self.runs_status)
 
-        For a target it is how many times as fast the winner is. For the objective loss it is by
-        how much the winner's metric is better at the budget's end.
-        """
-        if self.summary.at_budget is not None:
-            return self.summary.at_budget.gain
-        return self.summary.gain
 
-    @property
-    def critical_batch_size(self) -> CriticalInterval:
-        """The batch size up to which more data parallelism pays, over all trials."""
-        found = self.summary.critical_batch_size
-        if found is None:
-            return CriticalInterval()
-        if found.note is None:
-            return found
-        # In a study of Python objects the note names arguments, not options of the command line.
-        return found.model_copy(update={"note": with_options_as_called(self.summary, found.note)})
+class Interval(Frozen):
+    """A value with its 90% interval; an end that the trials do not bound is None."""
 
-    @cached_property
-    def curve(self) -> "pandas.DataFrame":
-        """S*(B) with its band: batch_size, steps, low, high.
+    value: float | None
+    low: float | None
+    high: float | None
 
-        It is empty where no trial reached the target.
-        """
-        # pandas takes half a second to import, and the command never needs it.
-        import pandas
 
-        names = ("batch_size", "steps", "low", "high")
-        curve = self.summary.curve
-        columns: dict[str, list[float]] = {name: [] for name in names}
-        if curve is not None:
-            columns = {name: list(getattr(curve, name)) for name in names}
-        return pandas.DataFrame(columns)
+class Speedup(Frozen):
+    """How many times as fast the best is as the baseline: the quotient of the two medians."""
+
+    value: float
+    low: float
+    high: float | None
+    at_least: bool
+    """Whether the baseline's median is a bound, and so is ``value``; ``high`` is None then."""
 
     @property
-    def trials(self) -> "pandas.DataFrame":
-        """The trials as a table of pandas: :meth:`trials_table` with its columns ``needed``."""
-        return self.trials_table()
+    def is_better(self) -> bool:
+        """Whether it is shown to be above 1."""
+        return self.low > 1.0
 
-    def trials_table(self, columns: Literal["needed", "all"] = "needed") -> "pandas.DataFrame":
-        """Give the trials as a table of pandas, a row each in order of their numbers.
+    @property
+    def is_not_worth(self) -> bool:
+        """Whether it is shown to be below ``NOT_WORTH``."""
+        return self.high is not None and self.high < NOT_WORTH
 
-        Args:
-            columns: ``needed`` are batch size, learning rate and the further hyper-parameters; how
-                the trial ended and after how many steps; seconds and seed; which trial it continues
-                or repeats; the horizon, where schedules end with the trial. ``all`` are those of
-                :class:`bstune.TrialResult` but its versions. In both ``value`` is the last one of
-                the target's metric.
+    @property
+    def is_worse(self) -> bool:
+        """Whether the baseline's median is the lower one."""
+        return self.value < 1.0 and not self.at_least
 
-        Raises:
-            ConfigError: of other columns.
-        """
-        # pandas takes long to import, and only a frame needs it.
-        import pandas
-
-        if columns not in ("needed", "all"):
-            raise ConfigError(f"columns is 'needed' or 'all', but got {columns!r}")
-        rows = [_row(trial) for trial in self.records]
-        searched = dict[str, float]()
-        for trial in self.records:
-            searched |= trial.hyperparameters
-        if columns == "needed":
-            # Searched hyper-parameters follow the number, batch size and learning rate.
-            names = [*TRIAL_COLUMNS[:3], *searched, *TRIAL_COLUMNS[3:]]
-            # A schedule that ends with its trial is a part of what the trial was.
-            if any(trial.horizon is not None for trial in self.records):
-                names.append("horizon")
-        else:
-            names = [field.name for field in fields(TrialResult) if field.name not in NOT_COLUMNS]
-            names += [*searched, "time_to_target", "value"]
-        # One column of a name, even where a hyper-parameter is called as another one.
-        table = pandas.DataFrame(rows, columns=list(dict.fromkeys(names)))
-        # These types take an empty value and keep whole numbers whole.
-        return table.astype({name: kind for name, kind in KINDS.items() if name in names})
-
-    def plot(self) -> "Picture":
-        """Draw ``curve.png`` as a matplotlib figure, which a notebook shows as a cell's value."""
-        if self.summary.objective == "loss":
-            return budget_figure(self.records, self.summary)
-        return curve_figure(self.records, self.summary)
-
-    def report(self, path: str | Path) -> Path:
-        """Write the study's page, one HTML file that needs no network, and return its path."""
-        write_page(read_study(self.folder), Path(path))
-        return Path(path)
-
-    def _repr_html_(self) -> str:
-        """Show the answer and the curve in a notebook."""
-        return answer_html(answer(self.summary), self.plot(), ALT)
-
-    def __repr__(self) -> str:
-        return f"Result({answer(self.summary).headline})"
-
-    def train(
-        self,
-        module: "Module | None" = None,
-        data: "Data | None" = None,
-        *,
-        fast: bool = False,
-        **trainer: Any,
-    ) -> "tuple[LightningModule, Trainer]":
-        """Train the winner again with its seed, as a plain ``Trainer.fit``.
-
-        It trains for as many steps as the winner did. Where schedules end with the trial it trains
-        for the winner's horizon, with a seed that reached the target by it, if there is one. A line
-        says what the metric came to, and whether that meets the target. Torch has as many threads
-        as OMP_NUM_THREADS says; else as many as in the study, or one where a few steps in this
-        process are faster with it.
-
-        Args:
-            module: as :class:`bstune.Study` takes it, for a result that was read from a folder. The
-                study's arguments of the Trainer are read there, too, but for call-backs, loggers
-                and other objects: a line names those that are not given in ``trainer``.
-            data: likewise.
-            fast: whether the lean loop takes the steps where it can: the same steps, in less time.
-            trainer: further arguments of the Trainer.
-
-        Returns:
-            The module and its Trainer, whose ``callback_metrics`` have what the validation at the
-            end logged.
-
-        Raises:
-            ConfigError: where nothing says what to train.
-            StudyError: where no trial has a value of the metric.
-        """
-        # torch and Lightning take 4 s to import.
-        import torch
-
-        from bstune.hardware.workload_steps import threads_of_fit
-        from bstune.study.given import line_on_lacking_objects
-        from bstune.trial.parts.metric import metric
-        from bstune.trial.plain import fit
-        from bstune.trial.processes.restored import restored
-        from bstune.trial.workload import load_workload
-
-        best = self.best
-        options = self._known_options()
-        recipe = self._recipe_to_train(module, data)
-        if recipe is not self.recipe:
-            line = line_on_lacking_objects(options, trainer)
-            if line is not None:
-                print_line(plain_console(), line)
-        trial_of_search = next(trial for trial in self.records if trial.number == best.number)
-        runs = fresh_runs(self.records).get(best.number, ())
-        trial = run_to_train(trial_of_search, runs, best.horizon)
-        spec = trial.again(max_steps=best.horizon)
-        # torch's settings and random states are the caller's again afterwards.
-        with restored():
-            workload, protocol = load_workload(options, recipe)
-            timing = self.summary.timing
-            threads_of_study = None if timing is None else timing.threads
-            # The number of threads is chosen by timing steps of the loop that the fit will use.
-            timed_protocol = protocol if fast else replace(protocol, fast="off")
-            # What these steps log, set and draw stays out of the fit.
-            with restored():
-                quieten()
-                threads = threads_of_fit(options, workload, timed_protocol, trial, threads_of_study)
-            if threads is not None:
-                torch.set_num_threads(threads)
-            steps = best.horizon or trial.steps
-            trained, fitted = fit(workload, spec, protocol, steps, fast, **trainer)
-        # Under manual optimization Lightning counts the steps of each optimizer, which are not
-        # those of the training: the line then says the steps that were asked for.
-        if trained.automatic_optimization:
-            # The call's own arguments of the Trainer may end it earlier.
-            steps = fitted.global_step
-        metric_name = protocol.target.metric
-        value: float | None = None
-        if metric_name in fitted.callback_metrics:
-            value = metric(fitted, metric_name)
-        print_line(plain_console(), outcome_line(protocol.target, value, steps))
-        return trained, fitted
+    @property
+    def margins(self) -> tuple[float, float]:
+        """Half of its interval, and how far it is from what decides, both in logs."""
+        value = math.log(self.value)
+        return value - math.log(self.low), max(value, math.log(NOT_WORTH) - value)
 
 
-def _row(trial: TrialResult) -> dict[str, Any]:
-    """Give a trial's values by the names of the table's columns."""
-    row = asdict(trial) | dict(trial.hyperparameters)
-    row["time_to_target"] = trial.time_to_target
-    row["value"] = trial.history[-1][1] if trial.history else None
-    return row
+class Improvement(Frozen):
+    """How much better the best's metric is than the baseline's: the difference of the medians."""
+
+    value: float
+    """In the metric's units; negative where it is worse."""
+    low: float | None
+    high: float | None
+    """None with one run each, whose seeds show no deviation."""
+    deviation: float
+    """Standard deviation of the metric from seed to seed."""
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is shown to be above 0."""
+        return self.low is not None and self.low > 0.0
+
+    @property
+    def is_not_worth(self) -> bool:
+        """Whether it is shown to be at most ``NOT_WORTH_DEVIATIONS``."""
+        return self.high is not None and self.high <= NOT_WORTH_DEVIATIONS * self.deviation
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the baseline's median is the better one."""
+        return self.value < 0.0
+
+    @property
+    def margins(self) -> tuple[float, float]:
+        """Half of its interval, 0 without one, and how far it is from what decides."""
+        half_width = 0.0 if self.low is None else self.value - self.low
+        return half_width, max(self.value, NOT_WORTH_DEVIATIONS * self.deviation - self.value)
 
 
-def load(folder: str | Path, *, trust: bool = False) -> Result:
-    """Open a study by its output folder, whoever ran it: one that has ended, or one that runs.
+class LrAlone(Frozen):
+    """The best rate at the baseline's own batch size, and its predicted speedup.
 
-    A folder is data: nothing that it names is imported or called, but with ``trust``. It holds no
-    code either, so that :meth:`Result.train` of it asks for module and data.
-
-    Args:
-        folder: such as ``outputs/digits``.
-        trust: call what its config names, such as a scaling rule of your own, where the study has
-            not ended.
-
-    Returns:
-        The result, whose ``notes`` say what could not be read.
-
-    Raises:
-        StudyError: where there is no study, or its files are not of this version of bstune.
+    Where the baseline's median is a bound, so is this.
     """
-    path = Path(folder)
-    study = study_so_far(path, trust)
-    notes = list(study.files.notes)
-    options: StudyOptions | None = None
-    if study.files.config is not None:
-        try:
-            options = options_of_folder(study.files.config, Output(path).config, trust)
-        except StudyError as error:
-            notes.append(str(error))
-    return Result(
-        folder=path,
-        summary=study.result,
-        records=study.files.trials,
-        options=options,
-        recipe=None,
-        notes=tuple(notes),
-    )
+
+    lr: float
+    speedup: float
 
 
-def compare(*studies: str | Path | Result) -> Comparison:
-    """Compare studies: what each says to use, and which critical batch sizes differ.
+class FewestSteps(Frozen):
+    """The batch size and rate that are predicted to take the fewest steps.
 
-    Args:
-        studies: output folders, such as ``outputs/digits``, or results.
-
-    Returns:
-        The comparison, which a notebook shows with its picture.
-
-    Raises:
-        StudyError: of a folder that is not there, or where no study can be read.
+    Of the batch sizes that are near-optimal in steps it is the smallest.
     """
-    paths = list[str]()
-    for study in studies:
-        folder = study.folder if isinstance(study, Result) else study
-        paths.append(str(folder))
-    return compared(*read_studies(paths))
+
+    batch_size: int
+    lr: float
+    steps: float
+    steps_low: float
+    steps_high: float
+
+
+class Critical(Frozen):
+    """The critical batch size: the parameter B_crit of S*(B) = S_min (1 + B_crit/B)."""
+
+    interval: Interval
+    s_min: float | None = None
+    """S_min of the drawn law, in steps: the law with the value of B_crit that fits the curve best,
+    so that it is twice this there. It is None where B_crit has no value, as are the next two."""
+    linear_below: float | None = None
+    """B_crit/9: below it lies perfect scaling, in the names of Shallue et al. 2018."""
+    no_gain_above: float | None = None
+    """9 B_crit: above it lies maximal data parallelism."""
+    smallest: int
+    largest: int
+    """The batch sizes between which trials reached the target."""
+
+
+class CriticalAt(Frozen):
+    """The critical batch size at another goal of the target, by the same trials."""
+
+    goal: float
+    interval: Interval
+
+
+class Searched(Frozen):
+    """The batch sizes that a study may try, and how many octaves have a trial that reached."""
+
+    low: int
+    high: int
+    octaves: int
+    reached: int
+    to_add: tuple[int, ...]
+    """The middle of each octave without a trial that reached the target."""
+
+
+class Faster(Configuration):
+    """A configuration that is predicted to reach the target sooner than the best, in seconds."""
+
+    seconds: float
+    speedup: float
+    """Over the best's predicted seconds."""
+
+
+class Closest(Frozen):
+    """The trial that came closest to a target which nothing reached."""
+
+    configuration: Configuration
+    value: float
+    trend: Trend
+    """What most trials did at their end; it decides what to do next. ``stopped early``: they were
+    falling or flat, and none of these came near its budget."""
+
+
+class ResultWarning(Frozen):
+    """What could change the answer: its kind, the fix first, then the state."""
+
+    kind: Warned
+    fix: str
+    state: str
+
+
+class Phases(Frozen):
+    """Seconds of the phases of the last command that trained, by the clock on the wall."""
+
+    start: float = 0.0
+    preparation: float = 0.0
+    """Survey, preflight, and what nobody gave."""
+    baseline: float = 0.0
+    """Its first run."""
+    others: float = 0.0
+    """The search's other configurations, with the time to choose them."""
+    confirmation: float = 0.0
+    """Runs on new seeds."""
+    answer: float = 0.0
+    """What the trials say; files and MLflow come after it."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of all of them."""
+        return float(sum(self.model_dump().values()))
+
+    @property
+    def share_of_others(self) -> float:
+        """The share of the seconds that went to other configurations."""
+        return self.others / self.total if self.total else 0.0
+
+
+class Spent(Frozen):
+    """Where the seconds of a study went."""
+
+    training: float
+    """Of all trials, as is ``other``."""
+    other: float
+    phases: Phases = Phases()
+
+
+class StudyResult(Frozen):
+    """What a study found; ``best`` is what the first line of the answer names."""
+
+    schema_number: Literal[1] = 1
+    bstune: str
+    """The version that made it."""
+    workload: str
+    study: str
+    objective: Objective
+    target: Target
+    budget: Budget
+    ran_for: str | None = None
+    """The target, or the budget, that the trials were run for, where another was asked for."""
+    device: str
+    threads: int
+    parameters: int | None = None
+    """Of the module, that are trained; None: recorded runs, or a loop of one's own."""
+    examples: int | None = None
+    """Of the training set."""
+    seeds: int
+    """New seeds that were asked for."""
+    configurations: int
+    """That the search tried."""
+    trials: int
+    """Trials that were run: resumptions and new seeds included."""
+    verdict: Verdict | None
+    """None for ``curve``, which compares nothing, once a trial has reached the target."""
+    reached: bool
+    """Whether a trial reached the target."""
+    best: Confirmed | None = None
+    """What to train: the baseline under ``keep``."""
+    other: Confirmed | None = None
+    """Under ``keep`` the best other configuration, on which the verdict stands."""
+    baseline: Confirmed | None = None
+    baseline_limit: Literal["budget", "stopped", "failed"] | None = None
+    """Why the baseline's runs that missed the target ended: their whole budget, or 4 times the
+    best's time."""
+    speedup: Speedup | None = None
+    """None where they have no new seed in common, or half of the best's or more missed the target:
+    how many seeds reach it decides then, and these are too few to tell."""
+    improvement: Improvement | None = None
+    """In place of a speedup, where the best metric within the budget is sought."""
+    near_optimal: tuple[int, int] | None = None
+    """Batch sizes whose predicted median at their best rate is at most 1.1 times the least; the
+    best's own belongs to it."""
+    lr_alone: LrAlone | None = None
+    """What the rate alone would give; None where the best has the baseline's batch size, or where
+    that is not predicted to gain less than the best."""
+    fewest_steps: FewestSteps | None = None
+    """None where the best takes as few."""
+    critical: Critical | None = None
+    over_targets: tuple[CriticalAt, ...] = ()
+    """B_crit at easier targets, the easiest first."""
+    searched: Searched | None = None
+    """None where nothing reached the target."""
+    faster: Faster | None = None
+    noise_scale: NoiseScaleEstimate | None = None
+    """tr(Sigma)/|G|^2 of the trials near the best, in examples; None: it is not known."""
+    lr_exponent: Interval | None = None
+    """lr*(B) grows as B to this power."""
+    allowed_rules: tuple[str, ...] = ()
+    """The scaling rules that this interval allows."""
+    curve: tuple[CurvePoint, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    """With ``sampler=grid``: the fewest steps that were seen at each batch size."""
+    closest: Closest | None = None
+    """Where nothing reached the target."""
+    easier_goal: float | None = None
+    """A goal that a quarter of the trials met, where nothing reached the target."""
+    easier: str | None = None
+    """The command or call that asks for it."""
+    missing: str | None = None
+    """Under ``not yet``: what is missing; under ``curve``: what would narrow B_crit."""
+    next: str | None = None
+    """The command or call that gets it."""
+    next_options: dict[str, int | float | str] = {}
+    """Its options."""
+    warnings: tuple[ResultWarning, ...] = ()
+    spent: Spent
+    train_command: str | None = None
+    """The command or call that trains the best."""
+
+    @property
+    def seeks_metric(self) -> bool:
+        """Whether the best metric within the budget is sought."""
+        return self.target.goal is None

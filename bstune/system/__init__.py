@@ -1,1 +1,1 @@
-"""What the rest stands on that touches the machine: files, terminal, signals, secrets."""
+"""What bstune asks of the machine and the terminal: files, signals, secrets, errors, printing."""

@@ -1,1 +1,1 @@
-"""One trial: trained by a Lightning Trainer, or replayed from a table of recorded runs."""
+"""One trial that is reported to, the loops that train it, and the process that they run in."""

@@ -1,91 +1,108 @@
-"""A recorded run, the end of a trial that recorded runs answer, and interpolation between runs."""
+"""A recorded run, what training would have come to, and the recorded values around another one."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from bstune.core.records import Target
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-Number = TypeVar("Number", int, float)
-Item = TypeVar("Item")
+from bstune.core.records import Count, Target
 
 
-@dataclass(frozen=True)
-class Run:
+def _rising(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Check that steps rise; pydantic makes its own error of a ValueError."""
+    if list(steps) != sorted(set(steps)):
+        raise ValueError("must rise")
+    return steps
+
+
+# Products of such numbers are floats.
+Positive = Annotated[FiniteFloat, Field(gt=1e-30, lt=1e30)]
+
+
+class Run(BaseModel):
     """One recorded run: ``metric[i]`` was seen after ``steps[i]`` steps."""
 
-    batch_size: int
-    lr: float
+    model_config = ConfigDict(frozen=True)
+
+    batch_size: Positive
+    lr: Positive
     seed: int
-    steps: tuple[int, ...]
-    """The steps that were evaluated; a run that diverged may have none."""
-    metric: tuple[float, ...]
-    seconds_per_step: float
-    diverged: bool
-    hyperparameters: Mapping[str, float] = field(default_factory=dict)
-    """What was searched besides batch size and learning rate, by name."""
-    horizon: int | None = None
+    steps: Annotated[tuple[Count, ...], AfterValidator(_rising)]
+    metric: tuple[FiniteFloat, ...]
+    seconds_per_step: Positive
+    status: str | None = None
+    horizon: Count | None = None
     """The step at which its schedule ended; None: its schedule has no end."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Run":
+        """Check that fields belong together, likewise."""
+        if len(self.steps) != len(self.metric):
+            raise ValueError(
+                f"steps and metric must be equally long, but got {len(self.steps)} and "
+                f"{len(self.metric)}"
+            )
+        if not self.steps and not self.diverged:
+            raise ValueError("steps must not be empty, but for a run whose status is 'diverged'")
+        if self.horizon is not None and min(self.metric, default=1.0) <= 0.0:
+            raise ValueError("metrics of runs with a horizon must be over 0: logs are interpolated")
+        return self
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it diverged after its last evaluation."""
+        return self.status == "diverged"
 
     @property
     def end(self) -> int:
-        """The last evaluated step. It is 1 for a run that diverged before any evaluation."""
+        """The last evaluated step; 1 for a run that diverged before any evaluation."""
         return self.steps[-1] if self.steps else 1
 
     def steps_to(self, target: Target) -> int | None:
-        """Give the first evaluated step that met the target; None if none did."""
+        """The first evaluated step that met the target; None if none did."""
         for step, value in zip(self.steps, self.metric, strict=True):
             if target.reached(value):
                 return step
         return None
 
-    def history_to(
-        self, end: float = math.inf, scale: float = 1.0
-    ) -> tuple[tuple[int, float], ...]:
-        """Give the (step, metric) pairs up to the recorded step ``end``.
+    def history(self, end: float = math.inf, scale: float = 1.0) -> tuple[tuple[int, float], ...]:
+        """(step, metric) up to the recorded step ``end``, with the steps times ``scale``.
 
-        Their steps are multiplied by ``scale`` and rounded, for a trial between recorded runs that
-        takes more or fewer steps. Where two evaluations fall on one step, the later one is kept.
+        Where two evaluations fall on one step, the later one stays.
         """
-        history: dict[int, float] = {}
+        scaled = {}
         for step, value in zip(self.steps, self.metric, strict=True):
             if step <= end:
-                history[max(1, round(step * scale))] = value
-        return tuple(history.items())
+                scaled[max(1, round(step * scale))] = value
+        return tuple(scaled.items())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a replayed trial ends at one (batch size, learning rate, seed)."""
+    """What training would have come to at one batch size, rate and seed."""
 
     steps: int | None
-    """Steps to the target; None if it was not reached."""
+    """To the target; None if it was not reached."""
     end: int
-    """The last step of its history."""
+    """The last step of the history."""
     seconds_per_step: float
     history: tuple[tuple[int, float], ...]
     diverged: bool
 
 
-def weights_around(values: Sequence[Number], value: float) -> list[tuple[Number, float]]:
-    """Give the recorded values around ``value`` that an interpolation takes, with their weights.
+def around(values: Sequence[float], value: float) -> list[tuple[float, float]]:
+    """The recorded values around a value, with weights linear in the logarithm.
 
-    There are two values, whose weights are linear in the logarithm and add up to 1. There is one
-    where ``value`` itself was recorded, or lies beyond the first or the last recorded value.
-    ``values`` rise.
+    There is one where ``value`` itself was recorded, or lies beyond all.
     """
-    value = min(max(value, values[0]), values[-1])
-    above = bisect_left(values, value)
-    if values[above] == value:
-        return [(values[above], 1.0)]
-    low = values[above - 1]
-    high = values[above]
-    weight = math.log(value / low) / math.log(high / low)
+    inside = min(max(value, values[0]), values[-1])
+    place = bisect_left(values, inside)
+    high = values[place]
+    if high == inside:
+        return [(high, 1.0)]
+    low = values[place - 1]
+    weight = math.log(inside / low) / math.log(high / low)
     return [(low, 1.0 - weight), (high, weight)]
-
-
-def at_share(items: Sequence[Item], share: float) -> Item:
-    """Give the item at a share of the way through a list: the first at 0, the last at 1."""
-    return items[min(int(share * len(items)), len(items) - 1)]

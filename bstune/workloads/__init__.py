@@ -1,4 +1,1 @@
-"""The workloads that ship: models and the Lightning module that trains them.
-
-Each is named in ``conf/workload/``.
-"""
+"""The workloads that ship, as plain Lightning; conf/workload/ names each."""

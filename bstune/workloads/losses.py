@@ -1,18 +1,17 @@
-"""Losses that torch lacks, of (logits (N, classes), labels (N,)), averaged over examples."""
+"""A loss that torch lacks."""
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 
-class SquaredError(nn.Module):
-    """Half of the squared distance between logits and the label's unit vector.
+def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """Half of the squared distance between logits and the label's unit vector, mean over examples.
 
-    It is the mean over examples of |z - e_y|^2 / 2. (Hui and Belkin 2020, arXiv 2006.07322, without
-    their scale of the vector, 1 here.) It has no smoothing.
+    It is that of Hui and Belkin 2020 (arXiv 2006.07322), without their scale of the vector.
+
+    Args:
+        logits: (N, classes).
+        labels: (N,), whole numbers.
     """
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the mean loss, a tensor without dimensions."""
-        targets = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
-        return torch.sum((logits - targets) ** 2) / (2 * len(labels))
+    targets = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    return functional.mse_loss(logits, targets, reduction="sum") / (2 * len(labels))

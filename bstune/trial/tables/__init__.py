@@ -1,1 +1,1 @@
-"""Small tables of recorded runs, as package data: ``workload.table=NAME``."""
+"""Recorded runs that ship; tables.yaml says what each is."""

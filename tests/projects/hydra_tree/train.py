@@ -1,4 +1,4 @@
-"""Trains by the configs in conf/: ``python -m hydra_tree.train model=linear``."""
+"""Trains by the configs in conf/: ``python train.py model=linear``."""
 
 import hydra
 import lightning as L

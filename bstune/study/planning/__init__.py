@@ -1,1 +1,0 @@
-"""What a study's means are spent on: baseline, search and fresh seeds; and how long it takes."""

@@ -1,1 +1,0 @@
-"""Trials that a training loop of the user's own trains."""

@@ -1,1 +1,0 @@
-"""What a user's project brings: Python objects, a file of LightningCLI, its own values."""

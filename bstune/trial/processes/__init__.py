@@ -1,1 +1,0 @@
-"""The processes that train (`workers.py` first), and what they print."""

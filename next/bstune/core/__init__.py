@@ -1,1 +1,0 @@
-"""What everything is made of: records, questions, laws and clocks, without torch."""

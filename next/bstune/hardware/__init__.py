@@ -1,1 +1,0 @@
-"""What a workload may expect of a machine: memory, step times and the roofline."""

@@ -1,1 +1,0 @@
-"""Ways in from other people's tools."""

@@ -1,1 +1,0 @@
-"""A study: its plan, its storage, its loop, and the result that it ends with."""

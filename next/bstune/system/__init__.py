@@ -1,1 +1,0 @@
-"""What bstune asks of the machine and the terminal: files, signals, secrets, errors, printing."""

@@ -1,1 +1,0 @@
-"""Where a study's runs are logged: MLflow."""

@@ -1,1 +1,0 @@
-"""Recorded runs that ship; tables.yaml says what each is."""

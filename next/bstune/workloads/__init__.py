@@ -1,1 +1,0 @@
-"""The workloads that ship, as plain Lightning; conf/workload/ names each."""

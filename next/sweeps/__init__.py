@@ -1,1 +1,0 @@
-"""Published experiments, reproduced: a function and a file of conf/sweep/ each."""
