@@ -38,8 +38,8 @@ from bstune.study.machine import (
 from bstune.study.make_plan import (
     fixed_options,
     fixed_place,
-    plan_line,
     plan_of,
+    plan_text,
     what_joining_needs,
     with_threads,
 )
@@ -136,7 +136,7 @@ def study_trials(
             storage.keeps_step_times = False
             plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
-        say(plan_line(workload.name, options, plan, machine))
+        say(plan_text(workload.name, options, plan, machine))
         config = config_text(options, workload, project)
         if not joins:
             storage.settle(by_proxy=True)
@@ -202,7 +202,7 @@ def _prepare_study(
 
     Args:
         options, workload, begun: of the study.
-        setting: gives what it was begun with, by name; None: it is new.
+        setting: gives what is stored of the study, by name; None for a new one.
         stopwatch: counts the start and the preparation.
 
     Returns:
@@ -214,19 +214,20 @@ def _prepare_study(
         begun.ticker.does("importing torch and lightning")
     machine = workload.machine or machine_of(options, worker)
     deadline = deadline_after_start(options.wall_seconds, begun.at, stopwatch.lap("start"))
-    project, preflight = OfProject(), 0.0
+    project, preflight_seconds = OfProject(), 0.0
     if worker is not None and recipe is not None:
         if setting("target") is None:
             begun.ticker.does("looking at the project")
-            options, project, preflight = prepare_project(
+            options, project, preflight_seconds = prepare_project(
                 worker, recipe, options, workload.commands.study, deadline
             )
         else:
             project = OfProject(**{name: setting(name) for name in OfProject.model_fields})
-        seconds = survey_seconds(options, deadline, preflight)
+        seconds = survey_seconds(options, deadline, preflight_seconds)
         machine, recipe = _with_survey(
             options, workload, worker, machine, project.survey, seconds, begun.ticker
         )
+        # The study keeps the survey by which its budget of seconds is one of steps.
         if options.budget.seconds is not None:
             project = project.model_copy(update={"survey": machine.survey})
     took = stopwatch.lap("preparation")

@@ -53,7 +53,7 @@ def products(size: int, block: int) -> Ways:
     b, c = torch.randn(2, size, size)
     a = torch.zeros_like(b)
 
-    def multiply(rows: int, columns: int) -> torch.Tensor:
+    def multiply_by_pieces(rows: int, columns: int) -> torch.Tensor:
         for i in range(0, size, rows):
             for j in range(0, size, columns):
                 down, right = slice(i, i + rows), slice(j, j + columns)
@@ -69,7 +69,9 @@ def products(size: int, block: int) -> Ways:
     }
     group = f"product of {size} x {size}, GFLOP/s"
     work = 2e-9 * size**3
-    return {(group, way): (work, partial(multiply, *piece)) for way, piece in pieces.items()}
+    return {
+        (group, way): (work, partial(multiply_by_pieces, *piece)) for way, piece in pieces.items()
+    }
 
 
 def gathers(kib: int) -> Ways:

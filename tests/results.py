@@ -133,7 +133,7 @@ EASIER = {
 OF_CURVE = CURVE | {
     "objective": "curve",
     "verdict": None,
-    "searched": {"low": 8, "high": 1024, "octaves": 7, "reached": 6, "to_add": (724,)},
+    "searched": {"low": 8, "high": 1024, "octaves": 7, "reached": 6, "unreached": (724,)},
     "missing": "more trials",
     "next": f"{COMMAND} trials=128",
 }

@@ -18,11 +18,11 @@ from bstune.study.result import Searched
 PLAN = Plan(QUESTION, SPACE, baseline=None, trials=32, seeds=3, seed=0)
 CURVE_PLAN = replace(PLAN, question=Question(QUESTION.target, QUESTION.budget, "curve"))
 LAW = critical(130.0, 85.0, 212.0)
-ALL = Searched(low=8, high=512, octaves=6, reached=6, to_add=())
+ALL = Searched(low=8, high=512, octaves=6, reached=6, unreached=())
 
 
 def missing(*sizes):
-    return ALL.model_copy(update={"to_add": sizes, "reached": 6 - len(sizes)})
+    return ALL.model_copy(update={"unreached": sizes, "reached": 6 - len(sizes)})
 
 
 def kinds(plan=PLAN, best=None, found=LAW, points=None, searched=ALL, records=None):
@@ -49,15 +49,15 @@ def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
 
 
 @cases("""
-to_add | expected
+unreached | expected
 # Far from B_crit, where nobody asked.
 [11, 23] | []
 [91, 184] | []
 [93] | [octave without a trial]
 [183] | [octave without a trial]
 """)
-def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(to_add, expected):
-    assert kinds(searched=missing(*to_add)) == expected
+def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(unreached, expected):
+    assert kinds(searched=missing(*unreached)) == expected
 
 
 @pytest.mark.parametrize("runs, seeds", [(1, 3), (3, 6)])
@@ -92,7 +92,7 @@ def test_evaluations_of_the_new_seeds_that_decide_are_warned_of(repeats, expecte
 
 
 @cases("""
-ends | to_add | largest | expected
+ends | unreached | largest | expected
 # B_crit's interval, the octaves to add, the largest size that reached -> options to narrow it.
 [130, 100, 201] | [] | 512 | {trials: 64}
 [130, 100, 199] | [23] | 512 | null
@@ -101,9 +101,9 @@ ends | to_add | largest | expected
 # An open end within the range.
 [null, 300, null] | [] | 100 | {trials: 64}
 """)
-def test_what_narrows_b_crit(ends, to_add, largest, expected):
+def test_what_narrows_b_crit(ends, unreached, largest, expected):
     found = critical(*ends).model_copy(update={"largest": largest})
-    got = what_narrows_b_crit(CURVE_PLAN, "s", found, missing(*to_add), [record()])
+    got = what_narrows_b_crit(CURVE_PLAN, "s", found, missing(*unreached), [record()])
     assert (got and got[1]) == expected
 
 
@@ -117,7 +117,7 @@ changes | sizes | expected
 def test_octaves_of_a_range(changes, sizes, expected):
     records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
     found = searched_range(replace(SPACE, **changes), records)
-    assert [found.octaves, found.reached, list(found.to_add)] == expected
+    assert [found.octaves, found.reached, list(found.unreached)] == expected
 
 
 @cases("""

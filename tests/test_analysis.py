@@ -290,7 +290,7 @@ def test_the_curve_has_no_verdict_and_no_best():
     assert result.critical.interval.low < 100 < result.critical.interval.high
     # 8 to 16 and 512 to 1,024 but 512 itself, which belongs to the last octave; 64 is the baseline.
     searched = result.searched
-    assert (searched.octaves, searched.reached, searched.to_add) == (7, 6, (11,))
+    assert (searched.octaves, searched.reached, searched.unreached) == (7, 6, (11,))
     assert result.next == "{'trials': 10}"
     nothing = analyse(plan, [missed("100 0.9, 1000 0.3")])
     assert (nothing.verdict, nothing.searched) == ("not yet", None)

@@ -67,6 +67,7 @@ def coloured(root):
     return LabelledImages(images, labels, (images[:200], labels[:200]))
 
 
+@pytest.mark.slow
 def test_all_tricks_at_once(tmp_path):
     rungs = OmegaConf.to_container(OmegaConf.load(SWEEPS["dawnbench"]).rungs)
     last = {**rungs[-1], "set": [option for rung in rungs for option in rung["set"]]}
@@ -111,6 +112,7 @@ def test_an_image_is_mirrored_in_every_other_epoch():
 @pytest.mark.skipif("BSTUNE_DATA" not in os.environ, reason="BSTUNE_DATA is not set")
 # The recipe of airbench94_muon has no part that neither of these has.
 @pytest.mark.parametrize("name, least", [("airbench94", 15), ("speedrun", 25)])
+@pytest.mark.slow
 def test_a_record_in_small(name, least, tmp_path, capsys):
     assert main(["sweep", name, *SMALL, f"output={tmp_path}"]) == 0
     assert "94.01%" in capsys.readouterr().out

@@ -34,6 +34,7 @@ def run(text, folder, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path, monkeypatch):
     text = "\n".join(blocks(PACKAGE / "README.md"))
     before, after = text.split("trials=8")
@@ -43,6 +44,7 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
     assert made["trainer"].global_step >= made["result"].best.steps
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_runs(tmp_path, monkeypatch):
     guide = blocks(PACKAGE / "integrations" / "README.md")
     example = next(block for block in guide if '"blobs"' in block)

@@ -189,6 +189,7 @@ def test_the_flops_of_micro_batches_add_up():
     assert (found.flops.constant, found.flops.per_example) == pytest.approx((0.0, 40.0))
 
 
+@pytest.mark.slow
 def test_a_survey_within_a_memory_limit(tmp_path):
     halves, length = recipe(Halves), (100, 60.0, 60.0)
     with Worker(tmp_path / "log") as worker:

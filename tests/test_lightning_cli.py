@@ -134,6 +134,7 @@ def test_options_that_the_files_trainer_tells():
 STUDY = ["workers=0", "survey=off", "mlflow.uri=null", "trials=2", "seeds=1"]
 
 
+@pytest.mark.slow
 def test_a_file_is_tuned_and_its_best_trained(capsys):
     target = ["target=val_loss <= 1.8", "study=mine", "tune={dropout: [0.0, 0.1]}"]
     study = ["lightning", *words("as LightningCLI saves it", *STUDY, *target)]

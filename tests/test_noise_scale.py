@@ -77,6 +77,7 @@ def test_a_training_shows_what_all_data_give():
         def on_train_batch_start(self, *arguments):
             self.terms.extend(measure(*arguments))
 
+    torch.manual_seed(0)
     module, each = Model(lr=0.0), EachBatch()
     own = {"device": "cpu", "threads": 1, "micro_batch_size": 10}
     recipe = Recipe(lambda trial: module, lambda trial: Data(), **own)

@@ -15,7 +15,7 @@ from bstune.core.space import Configuration, Space
 from bstune.study.deadline import Deadline, least_limit, pilot_seconds
 from bstune.study.field import field_of
 from bstune.study.machine import RECORDED
-from bstune.study.make_plan import plan_line
+from bstune.study.make_plan import plan_text
 from bstune.study.next_step import fatal_error, next_step
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 from bstune.study.progress import Progress
@@ -330,7 +330,7 @@ def test_a_trial_that_takes_long_is_told(step_time, deadline, words):
     question = replace(QUESTION, budget_step_time=step_time and (lambda batch_size: step_time))
     made = plan(question=question, deadline=deadline and Deadline(0.0, deadline))
     options = options_from_python(target="val/loss <= 0.1", budget=400)
-    _, *told = plan_line("a", options, made, RECORDED).splitlines()
+    _, *told = plan_text("a", options, made, RECORDED).splitlines()
     assert [words in line for line in told] == ([True] if words else [])
 
 

@@ -37,6 +37,7 @@ def open_study(url):
     return storage
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path, capsys):
     url = server.new_url()
     name = "replay-fashion_mlp"

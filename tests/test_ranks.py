@@ -14,6 +14,7 @@ from bstune.trial.ranks import Ranks
 from bstune.trial.trial import Trial
 from bstune.trial.worker import Returned, call
 
+pytestmark = pytest.mark.slow
 SECONDS = 60.0
 
 

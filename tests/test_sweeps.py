@@ -243,6 +243,7 @@ KEPT = [
 ]
 
 
+@pytest.mark.slow
 def test_a_small_run_times_the_largest_batch_size_that_fits(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in KEPT))
     small = ["workload=digits", "batch_sizes=[64]", "pairs=[]", "rounds=2", "memory_limit=9"]

@@ -403,8 +403,8 @@ def _row_range(result: StudyResult) -> str | None:
         f"batch sizes {searched.low:,} to {searched.high:,}: {searched.reached} of {octaves} "
         f"have a trial that reached the target"
     )
-    if searched.to_add:
-        text += f"; around {console.sizes(searched.to_add)} none did"
+    if searched.unreached:
+        text += f"; around {console.sizes(searched.unreached)} none did"
     return text
 
 

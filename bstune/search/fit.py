@@ -47,7 +47,7 @@ class _Limits:
     too_large: float
     multiple: int
     failed: frozenset[int]
-    """Sizes that failed, which no limit has to leave out."""
+    """Sizes that failed: none has a chance, also where it lies within the limits."""
 
 
 def chance_to_fit(
@@ -112,26 +112,28 @@ def trained_sizes(records: Records) -> set[int]:
 def _limits_of_fit(records: Records, fits: SurveyedSizes) -> _Limits:
     """What trials and a survey tell of the sizes that fit."""
     trained = trained_sizes(records)
-    seen = trained.union(fits.ran)
+    taken = trained.union(fits.ran)
     refused = {one.batch_size for one in records if one.status == "refused"}
-    refused = refused.union(fits.refused) - seen
-    short = {one.batch_size for one in records if one.status == "out of memory"} - trained
-    multiple = inferred_multiple(seen, refused)
-    smallest = min(seen, default=1)
+    refused = refused.union(fits.refused) - taken
+    out_of_memory = {one.batch_size for one in records if one.status == "out of memory"} - trained
+    multiple = inferred_multiple(taken, refused)
+    smallest = min(taken, default=1)
     # Those that the multiple does not explain; while nothing has trained, a refusal tells no side.
-    bounds = {size for size in refused if size % multiple == 0 and seen}
+    unexplained = {size for size in refused if size % multiple == 0 and taken}
+    # What the survey ran shows what the user's code takes; of memory its largest_fit tells.
     largest = max(trained, default=1)
-    beyond = {size for size in bounds if size > max(seen)} | short | {fits.smallest_unfit or 0}
-    too_large = min((size for size in beyond if size > largest), default=math.inf)
+    failed_above = {size for size in unexplained if size > max(taken)} | out_of_memory
+    failed_above.add(fits.smallest_unfit or 0)
+    too_large = min((size for size in failed_above if size > largest), default=math.inf)
     if fits.largest_fit is not None and fits.largest_fit < too_large:
         largest = max(largest, fits.largest_fit)
     return _Limits(
-        too_small=max((size for size in bounds if size < smallest), default=0),
+        too_small=max((size for size in unexplained if size < smallest), default=0),
         smallest=smallest,
         largest=largest,
         too_large=too_large,
         multiple=multiple,
-        failed=frozenset(short | refused),
+        failed=frozenset(out_of_memory | refused),
     )
 
 

@@ -143,7 +143,7 @@ class FrontierSampler(BaseSampler):
             if record is not None:
                 records.append(record)
             elif trial.state == TrialState.RUNNING and {BATCH_SIZE, LR} <= trial.params.keys():
-                running.append(spec_of(trial, self.question))
+                running.append(spec_of_whole_budget(trial, self.question))
         step_time = self._step_time or step_time_of_trials(records, 2.0**self.space.middle)
         never = lambda number: False  # noqa: E731
         return propose(
@@ -175,8 +175,11 @@ class FrontierSampler(BaseSampler):
         self._random.reseed_rng()
 
 
-def spec_of(trial: FrozenTrial, question: Question) -> Spec:
-    """What a trial of a study of one's own was asked for."""
+def spec_of_whole_budget(trial: FrozenTrial, question: Question) -> Spec:
+    """The spec of an Optuna trial of a study of one's own, to the end of its budget.
+
+    Where it was to stop knows only the process that asked (:meth:`FrontierSampler.proposal_of`).
+    """
     return Spec(
         number=trial.number,
         place=f"search/{trial.number}",
@@ -194,7 +197,7 @@ def record_of(trial: FrozenTrial, question: Question) -> Record | None:
     history = sorted((step, value) for step, value in trial.intermediate_values.items())
     if not has_ended or not history or not {BATCH_SIZE, LR} <= trial.params.keys():
         return None
-    spec = spec_of(trial, question)
+    spec = spec_of_whole_budget(trial, question)
     hits = [step for step, value in history if question.target.reached(value)]
     steps = hits[0] if hits else history[-1][0]
     misses = [step for step, _ in history if step < steps]

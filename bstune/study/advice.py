@@ -236,7 +236,7 @@ def searched_range(space: Space, records: Records) -> Searched:
         if octave not in filled:
             middles.append(space.snap(2.0 ** (low + (octave + 0.5) * width)))
     return Searched(
-        low=space.low, high=space.high, octaves=count, reached=len(filled), to_add=tuple(middles)
+        low=space.low, high=space.high, octaves=count, reached=len(filled), unreached=tuple(middles)
     )
 
 
@@ -319,7 +319,7 @@ def _warnings_of_b_crit(
             state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
         )
     half_octave = math.sqrt(2.0)
-    sizes = [it for it in searched.to_add if it / half_octave < value < it * half_octave]
+    sizes = [it for it in searched.unreached if it / half_octave < value < it * half_octave]
     if sizes:
         yield ResultWarning(
             kind="octave without a trial",

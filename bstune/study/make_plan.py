@@ -148,8 +148,8 @@ def _check_budget(question: Question, space: Space) -> None:
         )
 
 
-def plan_line(name: str, options: Options, plan: Plan, machine: Machine) -> str:
-    """Say what a study of a workload does, and what would make it fit where a trial is long."""
+def plan_text(name: str, options: Options, plan: Plan, machine: Machine) -> str:
+    """Write what a study of a workload does, and what would make it fit where a trial is long."""
     what = (
         f"{name}: {options.target}, batch sizes {plan.space.low} to {plan.space.high} "
         f"(scaling: {plan.space.rule}), {machine.device}"
@@ -169,5 +169,5 @@ def plan_line(name: str, options: Options, plan: Plan, machine: Machine) -> str:
         return what
     return (
         f"{what}\na trial of the whole budget takes {seconds(whole)} at batch size "
-        f"{batch_size:,.0f}: a smaller model or budget, an easier target or a faster device fits"
+        f"{batch_size:,.0f}: a smaller model or budget or a faster device fits"
     )

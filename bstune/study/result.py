@@ -208,7 +208,7 @@ class Searched(Frozen):
     high: int
     octaves: int
     reached: int
-    to_add: tuple[int, ...]
+    unreached: tuple[int, ...]
     """The middle of each octave without a trial that reached the target."""
 
 

@@ -180,7 +180,7 @@ def _look_up(
         # is one.
         if not (loaders and may_be_of_size(error)):
             raise
-        size, _ = _find_batch_size(data[-1], loaders[-1], is_own=True)
+        size, _ = _find_batch_size(data[-1], loaders[-1], holds_own_values=True)
         of_size = settings_of(size or of_data.batch_size, of_module.lr, STEPS)
         looked = look(watched, settings_of(of_size.batch_size, GUESS[1], STEPS), batches=1)
     trainer = looked.trainer
@@ -188,12 +188,14 @@ def _look_up(
     optimizers = trainer.optimizers
     sources = {}
     names = () if recipe.override_lr else RATES
-    is_own = of_module is own or recipe.override_lr
-    rate, sources["lr"] = _find_rate(module, optimizers, names, is_own=is_own)
+    holds_own_values = of_module is own or recipe.override_lr
+    rate, sources["lr"] = _find_rate(module, optimizers, names, holds_own_values=holds_own_values)
     values = recipe.own_values()
     if "lr" in values:
         rate, sources["lr"] = values.pop("lr"), "the file's"
-    size, sources["batch_size"] = _find_batch_size(data[-1], loaders[-1], is_own=of_data is own)
+    size, sources["batch_size"] = _find_batch_size(
+        data[-1], loaders[-1], holds_own_values=of_data is own
+    )
     accumulated = _positive_int(arguments.get("accumulate_grad_batches")) or 1
     if size is not None and accumulated > 1:
         size *= accumulated
@@ -233,12 +235,16 @@ def _positive_number(value: Any) -> float | None:
     return float(value) if is_number and value > 0 else None
 
 
-def _told_value(part: Any, name: str, *, is_own: bool) -> tuple[float, str] | None:
-    """A value that a module or data have as an attribute, in ``hparams``, or as a default."""
+def _told_value(part: Any, name: str, *, holds_own_values: bool) -> tuple[float, str] | None:
+    """A value that a module or data have as an attribute, in ``hparams``, or as a default.
+
+    ``holds_own_values``: what they hold is the project's own, not what they were built with for a
+    trial; else a default alone counts.
+    """
     kind = type(part).__name__
     parameter = inspect.signature(type(part).__init__).parameters.get(name)
     ways = [(parameter and parameter.default, f"the default of {kind}'s argument {name}")]
-    if is_own:
+    if holds_own_values:
         hparams = getattr(part, "hparams", {})
         ways.insert(0, (hparams.get(name), f"{kind}.hparams.{name}"))
         ways.insert(0, (getattr(part, name, None), f"{kind}.{name}"))
@@ -250,28 +256,31 @@ def _told_value(part: Any, name: str, *, is_own: bool) -> tuple[float, str] | No
 
 
 def _find_rate(
-    module: LightningModule, optimizers: list[Any], names: Sequence[str], *, is_own: bool
+    module: LightningModule, optimizers: list[Any], names: Sequence[str], *, holds_own_values: bool
 ) -> tuple[float | None, str]:
     """The rate that a module has, and where it was found, or what was sought in vain."""
     for name in names:
-        told = _told_value(module, name, is_own=is_own)
+        told = _told_value(module, name, holds_own_values=holds_own_values)
         if told is not None:
             return told
     kind = type(module).__name__
-    for optimizer in optimizers if is_own else []:
+    for optimizer in optimizers if holds_own_values else []:
         rate = _positive_number(float(base_rates(optimizer)[0]))
         if rate is not None:
             return rate, f"the optimizer of {kind}"
     return None, f"{kind} is found (its argument lr has no default)"
 
 
-def _find_batch_size(data: Any, loader: Any, *, is_own: bool) -> tuple[int | None, str]:
-    """The batch size that data have, and where it was found, or what was sought in vain."""
+def _find_batch_size(data: Any, loader: Any, *, holds_own_values: bool) -> tuple[int | None, str]:
+    """The batch size that data have, and where it was found; or None, and what was sought in vain.
+
+    Args as of :func:`_told_value`.
+    """
     if hasattr(data, "train_dataloader"):
-        told = _told_value(data, "batch_size", is_own=is_own)
+        told = _told_value(data, "batch_size", holds_own_values=holds_own_values)
         if told is not None:
             return int(told[0]), told[1]
-    if is_own:
+    if holds_own_values:
         # The first of several counts.
         first = next(iter(tree_leaves(getattr(loader, "iterables", loader))))
         size = own_batch_size(first) or count_examples(next(iter(first), None))

@@ -4,7 +4,7 @@ import math
 
 import optuna
 
-from bstune.search.sampler import SECONDS_PER_STEP, FrontierSampler, spec_of
+from bstune.search.sampler import SECONDS_PER_STEP, FrontierSampler, spec_of_whole_budget
 from bstune.trial.trial import Trial
 
 
@@ -21,7 +21,7 @@ class OptunaTrial(Trial):
     def __init__(self, trial: optuna.Trial, sampler: FrontierSampler) -> None:
         self._optuna, self._question = trial, sampler.question
         proposal = sampler.proposal_of(trial.number)
-        spec = spec_of(trial, self._question)  # type: ignore[arg-type]
+        spec = spec_of_whole_budget(trial, self._question)  # type: ignore[arg-type]
         own = {"max_steps": proposal.max_steps, "first_evaluation": proposal.first_evaluation}
         total_steps = self._question.last_step(spec.batch_size)
         target = self._question.target
