@@ -11,8 +11,9 @@ from search_records import BUDGET, QUESTION, SPACE, Workload, record, step_time
 from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.core.space import Space
+from bstune.search.choices import Choices
 from bstune.search.curve_decision import GIVE_UP, choose_for_curve
-from bstune.search.decide import propose
+from bstune.search.decide import best_in_draw, propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.fit import (
     SurveyedSizes,
@@ -80,6 +81,12 @@ trials | chances
 def test_the_chance_is_log_uniform_between_what_ran_and_what_failed(trials, chances):
     found = chance_to_fit(list(chances), records_of(trials))
     assert found == pytest.approx(list(chances.values()), abs=1e-4)
+
+
+def test_of_two_equal_sizes_the_one_that_fits_is_chosen():
+    same = np.ones(2)
+    choices = Choices(same, same, 0 * same, same, same, same, 100 * same, np.array([0.1, 0.9]))
+    assert best_in_draw(choices, schedule_ends=False, has_reached=True) == 1
 
 
 def test_an_inferred_multiple_is_one_of_the_space_too():

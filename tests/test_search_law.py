@@ -81,15 +81,17 @@ def posterior(chains=(), theta=THETA, law=LAW):
     return Posterior(law, theta, rows_of(chains, TARGET), tuple(chains))
 
 
-def test_a_prediction_lies_between_the_law_and_the_trial():
+# A configuration's own deviation is 0.14: with that of a seed halfway, with twice it a fifth.
+@pytest.mark.parametrize("noise, share", [(0.14, 0.5), (0.28, 0.2)])
+def test_a_prediction_lies_between_the_law_and_the_trial(noise, share):
+    theta = np.array([[*THETA[0, :-1], math.log(noise)]])
     lucky = record(0, lr=0.1, steps=100, steps_low=99)
     trials = [lucky, record(1, "missed"), record(2, role="new seed")]
-    (got,) = predictions(posterior(trials), QUESTION, step_time)
-    # A configuration's own deviation and a seed's are equal here: halfway.
-    halfway = 0.5 * (math.log(150) + math.log(100))
+    (got,) = predictions(posterior(trials, theta), QUESTION, step_time)
+    between = (1 - share) * math.log(150) + share * math.log(100)
     assert got.record is lucky
-    assert got.log_value == pytest.approx(halfway + math.log(step_time(64)))
-    assert got.deviation == pytest.approx(0.14 * math.sqrt(0.5))
+    assert got.log_value == pytest.approx(between + math.log(step_time(64)))
+    assert got.deviation == pytest.approx(noise * math.sqrt(share))
 
 
 def test_the_curve_and_its_band():
