@@ -13,7 +13,7 @@ from bstune.core.curve import slope_b_crit
 from bstune.search.grid import best_of_grid, propose_of_grid
 from bstune.search.law import B_CRIT, make_law
 from bstune.search.posterior import Posterior, rows_of
-from bstune.study.critical import critical_batch_size
+from bstune.study.critical import best_s_min, critical_batch_size
 from bstune.study.estimates import answer_posterior
 from bstune.study.fit_curve import fit_curve
 from bstune.study.plan import Plan
@@ -127,6 +127,11 @@ def test_the_law_is_fitted_over_all_batch_sizes_that_reached():
     posterior = Posterior(law, theta, rows_of(records, TARGET), tuple(records))
     # 200 steps at 64 examples, which B_crit is.
     assert critical_batch_size(posterior, records).s_min == pytest.approx(100.0)
+
+
+def test_s_min_of_points_on_the_law():
+    sizes = np.array([8.0, 16.0, 300.0])
+    assert best_s_min(sizes, law(sizes), 64.0) == pytest.approx(150.0)
 
 
 def test_regimes_and_the_law_go_with_the_printed_value():

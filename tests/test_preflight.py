@@ -371,7 +371,7 @@ def test_a_network_of_one_size_needs_an_option(sizes):
 
 
 # It goes on while its time is not over.
-PILOTS = [(100, 1e3, 100, 100), (None, 1e-9, 1, 1), (None, 0.3, FIRST_PILOT + 1, math.inf)]
+PILOTS = [(100, 1e3, 100, 100), (None, 1e-9, 1, 1), (None, 1.0, FIRST_PILOT + 1, math.inf)]
 
 
 @pytest.mark.parametrize("length, seconds, least, most", PILOTS)
