@@ -200,12 +200,13 @@ def test_a_survey_within_a_memory_limit(tmp_path):
             survey(worker, halves, (16, 80), (16, 0.1), *length, memory_limit=1000)
         with pytest.raises(UserCodeError, match="pairs"):
             survey(worker, halves, (1, 80), (15, 0.1), *length)
-    # 3% below the limit, of a process that takes 0.5 GB before the first example; an even number.
-    assert 26 <= found.largest_fit <= 42
+    # An even number up to 3% below the limit, which is at 40; an odd one on the way bounds it.
+    assert found.largest_fit in range(16, 43, 2)
     assert (found.limit, found.threads) == (limit, 1)
     assert found.memory.per_example == pytest.approx(8e6, rel=0.1)
     ladder = ladder_of(1, found.largest_fit, 16)
-    assert [size for size, _ in found.refused] == [size for size in ladder if size % 2]
+    refused = {size for size, _ in found.refused}
+    assert {size for size in ladder if size % 2} <= refused <= {*range(1, 80, 2)}
     assert [size for size, *_ in found.step_times] == [size for size in ladder if size % 2 == 0]
 
 
