@@ -236,6 +236,7 @@ def test_a_notebook_shows_a_result(finished):
     assert list(table.steps) == [record.steps for record in finished.records]
 
 
+@pytest.mark.slow
 def test_a_project_is_surveyed(own_surveys):
     given = {"batch_size": (16, 64), "survey_seconds": 1.0, "threads": 1, "device": "cpu"}
     survey = bstune.survey(Model, Data(), **given)

@@ -270,6 +270,7 @@ def own(folder, module="Model"):
     return ["--config-dir", str(folder / "conf"), "+workload=own"]
 
 
+@pytest.mark.slow
 def test_a_project_in_yaml_is_surveyed_and_tuned_in_two_workers(own_surveys, tmp_path, capsys):
     arguments = [*own(tmp_path), *places(tmp_path), "budget.seconds=0.5"]
     arguments += ["data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]

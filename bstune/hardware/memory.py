@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bstune.hardware.roofline import Line
+from bstune.search.fit import inferred_multiple
 
 # Of the limit a probe near it is to take so much: processes that train alike differ by percents.
 NEAR = 0.97
@@ -66,7 +67,8 @@ def find_largest_fit(
 
     The first probe bounds the bytes of an example from above, two give a line, which predicts the
     size at the limit; that size is probed, too. Where a prediction fails, the bracket is halved in
-    log B. A size that the user's code refuses counts as one that does not fit.
+    log B. A size that the user's code refuses counts as one that does not fit, unless a multiple
+    explains it; then the other sizes are of that multiple.
 
     Args:
         probe: runs a process at a batch size.
@@ -80,28 +82,39 @@ def find_largest_fit(
     is_in_time = True
     while size is not None and is_in_time:
         probes[size] = probe(size)
-        size = _next_size(probes, low, high, multiple)
+        combined = _combined_multiple(probes, multiple)
+        size = _next_size(probes, low, high, combined)
         is_in_time = size is None or has_time(size)
-    fitting, others = _fitting_and_others(probes)
+    fitting, others = _fitting_and_others(probes, combined)
     largest = None
     if fitting:
         largest = fitting[-1]
         if not is_in_time:
             below = others[0] - 1 if others else high
             safe = min(_size_at(probes, FAR_BELOW), below, high)
-            largest = max(largest, math.floor(safe / multiple) * multiple)
+            largest = max(largest, math.floor(safe / combined) * combined)
     short = [size for size in others if not probes[size].refused]
     return Memory(largest, min(short, default=None), probes, is_in_time)
 
 
-def _fitting_and_others(probes: dict[int, Probe]) -> tuple[list[int], list[int]]:
-    """The batch sizes that fit, and those that do not, ascending."""
+def _combined_multiple(probes: dict[int, Probe], multiple: int) -> int:
+    """The least common multiple with the one that explains what the user's code refused."""
+    taken = {size for size, one in probes.items() if one.fits}
+    refused = {size for size, one in probes.items() if one.refused}
+    return math.lcm(multiple, inferred_multiple(taken, refused))
+
+
+def _fitting_and_others(probes: dict[int, Probe], multiple: int = 1) -> tuple[list[int], list[int]]:
+    """The batch sizes that fit, and those that do not, ascending.
+
+    Refused sizes that are no multiple tell nothing of others, and are in neither.
+    """
     fitting = []
     others = []
     for size in sorted(probes):
         if probes[size].fits:
             fitting.append(size)
-        else:
+        elif size % multiple == 0 or not probes[size].refused:
             others.append(size)
     return fitting, others
 
@@ -133,7 +146,8 @@ def _size_at(probes: dict[int, Probe], share: float) -> float:
 
 def _next_size(probes: dict[int, Probe], low: int, high: int, multiple: int) -> int | None:
     """The size to probe next; None: the largest that fits is known."""
-    fitting, others = _fitting_and_others(probes)
+    fitting, others = _fitting_and_others(probes, multiple)
+    high = high // multiple * multiple
     unfit = others[0] if others else high + multiple
     if not fitting:
         return max(low, _rounded_down(unfit / STEP_DOWN, multiple)) if unfit > low else None
