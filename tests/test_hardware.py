@@ -28,6 +28,7 @@ from bstune.hardware.timing import (
     measure_roofline,
     paddings,
     probe_memory,
+    visit_in_turns,
 )
 from bstune.recipe.recipe import Recipe
 from bstune.system.files import write_text
@@ -170,6 +171,14 @@ def test_more_threads_are_chosen_where_they_pay(speedup, chosen):
         assert choose_threads(lambda size, count: seconds[count], [8], lambda: True) == chosen
     finally:
         torch.set_num_threads(before)
+
+
+def test_unsteady_sizes_are_visited_once_more():
+    # 1 is steady, 2 is not, 3 is refused, and for 4 there is no time.
+    times = {1: iter([1.0, 1.04]), 2: iter([1.0, 1.1, 1.2]), 3: iter([None])}
+    visits, is_whole = visit_in_turns(lambda size: next(times[size]), (1, 2, 3, 4), lambda b: b < 4)
+    assert (visits, is_whole) == ({1: [1.0, 1.04], 2: [1.0, 1.1, 1.2]}, False)
+    assert visit_in_turns(float, (1, 2), lambda size: True) == ({1: [1.0] * 2, 2: [2.0] * 2}, True)
 
 
 class Halves(Model):

@@ -282,21 +282,11 @@ def time_sizes(
             [size for size in ends if 2 * TURNS * _most_visit_seconds(costs, size) < share],
             lambda: time.perf_counter() - began < share,
         )
-    visits: dict[int, list[float]] = {}
-    whole = True
-    shuffle = random.Random(0)  # noqa: S311 (an order, no secret)
-    for number in range(VISITS + 1):
-        for size in shuffle.sample(list(sizes), len(sizes)):
-            seen = visits.get(size, ())
-            is_steady = number >= VISITS and seen and max(seen) < UNSTEADY * min(seen)
-            if size in refused or is_steady:
-                continue
-            if _most_visit_seconds(costs, size) > seconds - (time.perf_counter() - began):
-                whole = False
-                continue
-            step = visit(size, threads)
-            if step is not None:
-                visits.setdefault(size, []).append(step)
+    visits, whole = visit_in_turns(
+        lambda size: visit(size, threads),
+        [size for size in sizes if size not in refused],
+        lambda size: _most_visit_seconds(costs, size) <= seconds - (time.perf_counter() - began),
+    )
     return Timed(
         threads=threads or torch.get_num_threads(),
         visits=visits,
@@ -304,6 +294,40 @@ def time_sizes(
         waited=statistics.fmean(waits or [0.0]),
         whole=whole,
     )
+
+
+def visit_in_turns(
+    visit: Callable[[int], float | None], sizes: Sequence[int], has_time: Callable[[int], bool]
+) -> tuple[dict[int, list[float]], bool]:
+    """Visit each batch size ``VISITS`` times, in shuffled turns, and the unsteady ones once more.
+
+    Args:
+        visit: gives seconds of a step; None where the size is refused, which is not tried again.
+        sizes: batch sizes.
+        has_time: whether a visit to a size would end in time.
+
+    Returns:
+        Seconds of a step in each visit, by batch size, and whether none was left out for time.
+    """
+    visits: dict[int, list[float]] = {size: [] for size in sizes}
+    refused = set()
+    whole = True
+    shuffle = random.Random(0)  # noqa: S311 (an order, no secret)
+    for turn in range(VISITS + 1):
+        for size in shuffle.sample(list(sizes), len(sizes)):
+            seen = visits[size]
+            is_steady = turn >= VISITS and seen and max(seen) < UNSTEADY * min(seen)
+            if size in refused or is_steady:
+                continue
+            if not has_time(size):
+                whole = False
+                continue
+            step = visit(size)
+            if step is None:
+                refused.add(size)
+            else:
+                seen.append(step)
+    return {size: seen for size, seen in visits.items() if seen}, whole
 
 
 def _most_visit_seconds(costs: dict[int, float], size: int) -> float:
