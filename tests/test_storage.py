@@ -8,7 +8,10 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
+from threading import Barrier
 
 import optuna
 import pytest
@@ -80,6 +83,21 @@ def test_of_two_processes_at_one_place_the_smaller_number_keeps_it(tmp_path):
     assert other.claim(ask()) is None
     states = [trial.state for trial in one.study.trials]
     assert states == [TrialState.COMPLETE, TrialState.RUNNING]
+
+
+def claim_after(barrier, place, storage):
+    barrier.wait()
+    return storage.claim(ask(place))
+
+
+def test_of_claims_at_the_same_time_one_is_kept(tmp_path):
+    places = [f"search/{number}" for number in range(5)]
+    both = open_study(tmp_path), open_study(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        for place in places:
+            claimed = pool.map(partial(claim_after, Barrier(2), place), both)
+            assert sum(spec is not None for spec in claimed) == 1
+    assert [spec.place for spec in both[0].running()] == places
 
 
 def test_a_trial_that_another_process_took_for_dead_is_dropped(tmp_path):

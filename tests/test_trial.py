@@ -16,14 +16,15 @@ TARGET = Target("val/loss", 0.1, "min")
 
 
 # What is reported, the last step -> goes on after each, status, steps, steps_low. In turn: beyond
-# the last step, pruned, left near its budget, NaN, an untrained start, after its end, a step twice,
-# never reported.
+# the last step, pruned, left near its budget, NaN, infinite, an untrained start, after its end, a
+# step twice, never reported.
 @cases("""
 reports | max_steps | answers | status | steps | steps_low
 40 0.3, 60 0.1 | 50 | [true, false] | reached | 60 | 40
 20 0.3, 50 0.2 | 50 | [true, false] | pruned | 50 | 50
 45 0.3, 90 0.2 | 100 | [true, true] | missed | 90 | 90
 5 0.3, 9 nan | 50 | [true, false] | diverged | 9 | 5
+5 0.3, 9 -inf | 50 | [true, false] | diverged | 9 | 5
 0 0.9, 5 0.1 | 50 | [true, false] | reached | 5 | 0
 5 0.1, 9 0.3 | 50 | [false, false] | reached | 5 | 0
 9 0.3, 9 0.1 | 50 | [true, false] | failed | 9 | 9
