@@ -8,6 +8,8 @@ from small import QUIET, Model, examples
 from torch.utils.data import DataLoader
 
 import bstune
+from bstune.core.question import Question
+from bstune.core.records import Target
 from bstune.search.decide import propose
 from bstune.search.sampler import FrontierSampler, record_of
 
@@ -49,13 +51,13 @@ def test_ranges_that_do_not_hold_the_proposal():
 
 
 @cases("""
-evaluations | status | steps | steps_low
-10 0.9, 20 0.3, 40 0.1, 50 0.2 | reached | 40 | 20
-10 0.9, 20 0.3 | pruned | 20 | 10
-10 0.9, 20 0.3, 4000 0.2 | missed | 4000 | 20
-10 0.9, 20 0.3, 40 nan | diverged | 40 | 20
+evaluations | status | steps | steps_low | without_target
+10 0.9, 20 0.3, 40 0.1, 50 0.2 | reached | 40 | 20 | pruned
+10 0.9, 20 0.3 | pruned | 20 | 10 | pruned
+10 0.9, 20 0.3, 4000 0.2 | missed | 4000 | 20 | finished
+10 0.9, 20 0.3, 40 nan | diverged | 40 | 20 | diverged
 """)
-def test_how_a_trial_of_one_s_own_ended(evaluations, status, steps, steps_low):
+def test_how_a_trial_of_one_s_own_ended(evaluations, status, steps, steps_low, without_target):
     study = optuna.create_study(sampler=make_sampler())
     trial, batch_size, lr = ask(study)
     trial.set_user_attr("seconds_per_step", 0.25)
@@ -65,6 +67,8 @@ def test_how_a_trial_of_one_s_own_ended(evaluations, status, steps, steps_low):
     got = record_of(study.trials[0], QUESTION)
     assert (got.status, got.steps, got.steps_low) == (status, steps, steps_low)
     assert (got.batch_size, got.lr, got.seconds_per_step) == (batch_size, lr, 0.25)
+    metric = Question(Target("val/loss", None, "min"), QUESTION.budget, "metric")
+    assert record_of(study.trials[0], metric).status == without_target
 
 
 def test_arguments_that_cannot_be_used():
