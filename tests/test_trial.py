@@ -10,6 +10,7 @@ from search_records import history, spec
 from bstune.core.clock import TrainingClock
 from bstune.core.errors import InputError, Interrupted
 from bstune.core.records import Record, Target
+from bstune.trial.evaluations import Evaluations
 from bstune.trial.trial import BatchSizeRefused, Trial, run_trial
 
 TARGET = Target("val/loss", 0.1, "min")
@@ -47,6 +48,18 @@ def resumed(earlier, **arguments):
     parent = Record(**spec(1).model_dump(), status="pruned", **of)
     fields = {"resumed_from": 1} | arguments.pop("fields", {})
     return Trial(spec(**fields), TARGET, total_steps=100, earlier=parent, **arguments)
+
+
+def test_a_resumed_trial_is_evaluated_where_one_that_never_stopped_is():
+    never = Evaluations(Trial(spec(), TARGET, total_steps=100))
+    never.begin(0, 100, on_cuda=False)
+    for _ in range(3):
+        never.on_schedule.append((never.next, 0.3))
+    # It was evaluated once more as it stopped, off schedule.
+    again = Evaluations(resumed([*never.on_schedule, (never.next - 1, 0.3)]))
+    again.begin(never.next - 1, 100, on_cuda=False)
+    assert again.on_schedule == never.on_schedule
+    assert again.due == never.next
 
 
 def test_a_resumed_trial_goes_on_from_its_earlier_history():
