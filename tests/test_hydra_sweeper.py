@@ -113,6 +113,7 @@ words | given | named
 # All that is missing is asked for at once.
 - | resume_from: checkpoint, target: null | sweeper.batch_size, sweeper.lr, max_steps, save_to
 SIZE | - | KEY=tag(log, hydra.sweeper.lr=KEY
++net.batch_size=4,8 data.train_batch_size=4,8 RATE | - | hydra.sweeper.batch_size=KEY
 SIZE RATE | target: a <= 1 | budget.steps
 batch_size=interval(8.5,64) RATE | - | batch_size.low, 8.5
 SIZE RATE net.rate=choice(low,high) | - | choice(low,high), numbers
