@@ -121,6 +121,12 @@ def test_switch():
     assert type(result).model_validate_json(result.model_dump_json()) == result
 
 
+def test_runs_on_common_seeds_are_compared():
+    result = analyse(study(), with_seeds(BEST, (300, 310, 290, 900)))
+    assert (result.best.runs, result.baseline.runs) == (3, 3)
+    assert result.speedup.value == pytest.approx(300 / 48)
+
+
 @cases("""
 best_steps | baseline_steps | verdict | best | other
 [300, 299, 301] | [300, 301, 299] | keep | 64 | 512

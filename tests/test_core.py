@@ -157,6 +157,8 @@ def test_step_times_are_found_with_one_outlier():
     model = fit_step_time([*timings, (100, 0.5)])
     for size, seconds in timings:
         assert model(size) == pytest.approx(seconds, rel=0.05)
+    # Batch sizes that come from their logarithms are whole.
+    assert model.error(math.exp(math.log(64))) == pytest.approx(model.error(64))
     # It grows with the distance from what was timed.
     assert 0.01 < model.error(64) < model.error(512) < 0.7 * model.error(1 << 14)
 

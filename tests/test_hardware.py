@@ -15,6 +15,7 @@ from bstune.hardware.memory import Probe, available_bytes, find_largest_fit
 from bstune.hardware.roofline import Line, Padding, Roofline, advice
 from bstune.hardware.survey import (
     Survey,
+    Timing,
     cached_survey,
     code_and_layers,
     ladder_of,
@@ -31,6 +32,7 @@ from bstune.hardware.timing import (
     visit_in_turns,
 )
 from bstune.recipe.recipe import Recipe
+from bstune.report.figure import roofline_figure
 from bstune.system.files import write_text
 from bstune.trial.worker import Worker, call, value_of
 
@@ -140,6 +142,12 @@ def test_the_batch_size_from_which_arithmetic_binds():
     assert line.allowed_seconds(50) == pytest.approx(1500 / 10)
     assert line.allowed_seconds(400) == pytest.approx(80_000 / 100)
     assert roofline(bandwidth=4.0).compute_bound_from is None
+    timings = [
+        Timing(batch_size=size, seconds=500.0, deviation=0.0, visits=2) for size in (50, 400)
+    ]
+    roof, points, *_ = roofline_figure(line, timings).axes[0].lines
+    assert roof.get_ydata() == pytest.approx([min(100.0, 10.0 * x) for x in roof.get_xdata()])
+    assert list(points.get_ydata()) == [20.0, 160.0]
 
 
 def test_tensor_cores_are_spoken_of_where_they_compute():

@@ -126,8 +126,11 @@ def test_a_file_is_built_with_a_trials_values(kind):
 
 def test_options_that_the_files_trainer_tells():
     Path("config.yaml").write_text(TRAINER + MODEL + DATA)
-    options = compose(["config.yaml", "--trainer.devices=2"], lightning=True).options
+    words = ["config.yaml", "--trainer.devices=2"]
+    options = compose(words, lightning=True).options
     assert (options.device, options.precision, options.devices) == ("cuda", "16-mixed", 2)
+    overridden = compose([*words, "--trainer.precision=bf16-mixed"], lightning=True).options
+    assert overridden.precision == "bf16-mixed"
     assert (options.study, options.workload) == ("config", "config")
 
 

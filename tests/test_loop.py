@@ -13,7 +13,7 @@ from bstune.study.deadline import Deadline
 from bstune.study.loop import HangWatch, asked_batches, train_in_worker
 from bstune.study.plan import Plan
 from bstune.system.files import StudyFolder
-from bstune.trial.worker import Failure, InProcess
+from bstune.trial.worker import Failure, InProcess, Returned
 
 PLAN = Plan(QUESTION, SPACE, Configuration(batch_size=64, lr=0.1), trials=3, seeds=1, seed=0)
 
@@ -90,6 +90,24 @@ def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status)
     asked = next(asked_trials(PLAN, open_study(tmp_path), StudyFolder(tmp_path)))
     *_, record = train_in_worker(Dead(), asked, print, HangWatch())
     assert record.status == status
+
+
+def test_the_longest_silence_of_a_trial_counts(tmp_path):
+    asked = next(asked_trials(PLAN, open_study(tmp_path), StudyFolder(tmp_path)))
+    silences = [9.0, 30.0, 1.0]
+
+    class Silent(InProcess):
+        silent_seconds = property(lambda self: silences.pop(0))
+
+        def submit(self, function, *args):
+            pass
+
+        def poll(self, seconds):
+            return None if silences else Returned(record_of(asked.spec))
+
+    watch = HangWatch()
+    *_, record = train_in_worker(Silent(), asked, print, watch)
+    assert (record.status, watch.longest_silence) == ("reached", 30.0)
 
 
 def test_only_a_size_that_has_not_trained_is_refused(tmp_path):

@@ -90,6 +90,9 @@ def test_the_baseline_comes_first_then_the_first_free_place_of_the_search():
     assert ask.first_evaluation == 46  # a twentieth of its budget
     # A fifth of the time that is left.
     assert following([], 5.0, **LIMITED).until == 25.0
+    # The best metric of a budget is known at its end.
+    of_metric = Question(replace(TARGET, goal=None), QUESTION.budget, "metric")
+    assert following([], 5.0, question=of_metric, **LIMITED).until == plan(**LIMITED).end
     assert following([], baseline=None).place == "search/0"
     ask = following(trials(BASELINE_TRIAL + "search/1 120 1.0 reached 60"), trials=9)
     assert (ask.place, ask.role, ask.seed) == ("search/0", "search", trial_seed(0, "search/0"))
@@ -384,9 +387,10 @@ def test_the_least_limit(start, trials, limit):
 def test_what_goes_on_is_the_running_trial():
     lines = []
     ticker = Ticker(lines.append)
-    progress = Progress(ticker, plan(), [], lines.append)
+    progress = Progress(ticker, plan(), SEARCHED[:2], lines.append)
     progress.trial_begins(SEARCHED[1], lambda: "step 30 of 60, val/loss 0.21")
     assert "step 30 of 60, val/loss 0.21" in ticker.doing()
+    assert ticker.doing().startswith("1 of ")
     progress.finished(SEARCHED[1])
     assert "step 30" not in ticker.doing()
     # The heads of the columns, and the trial.

@@ -224,6 +224,14 @@ def test_the_database_of_another_program_is_left_alone(tmp_path):
         assert len(database.execute("SELECT * FROM sqlite_master").fetchall()) == 1
 
 
+def test_a_study_of_another_program_is_left_alone(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    optuna.create_study(study_name="digits", storage=url).set_user_attr("by", "hand")
+    with refused(error=StudyError):
+        open_study(tmp_path)
+    assert optuna.load_study(study_name="digits", storage=url).user_attrs == {"by": "hand"}
+
+
 def test_nothing_is_left_of_a_study_without_trials_and_others_stay(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     one = open_study(tmp_path, "one")

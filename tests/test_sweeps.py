@@ -21,7 +21,7 @@ from bstune.sweeps import alignment, minibatch_sgd, roofline, vectorization
 from bstune.sweeps.powers_of_two import summary, with_neighbours
 from bstune.sweeps.record_table import run as record_table
 from bstune.sweeps.rows import measure_units
-from bstune.sweeps.search_benchmark import Problem, path_of
+from bstune.sweeps.search_benchmark import Problem, path_of, search
 from bstune.sweeps.studies import study
 from bstune.trial.batches import seed_everything
 from bstune.trial.table import Run, Table, find_table
@@ -124,6 +124,13 @@ def test_spending_and_ratio_of_a_search_that_asks_for_known_cells(asked, path):
 
     problem = Problem(Table(tuple(runs), Target("error", 0.1, "min")))
     assert path_of(problem, 0, path[-1][0], asks)["path"] == path
+
+
+def test_the_search_resumes_recorded_runs():
+    *_, (_, records) = search(Problem(find_table("cifar_mlp"), "steps"), 0, 6.0)
+    resumed = [one for one in records if one.resumed_from is not None]
+    assert resumed
+    assert all(one.steps > records[one.resumed_from].steps for one in resumed)
 
 
 def test_small_sweep(tmp_path):
