@@ -86,7 +86,10 @@ class Result(StudyResult):
         """
         best = self.best
         if best is None:
-            raise InputError(f"objective={self.objective} seeks no best to train")
+            why = f"the study lacks {self.missing}"
+            if self.objective == "curve":
+                why = "objective=curve seeks none"
+            raise InputError(f"there is no best to train: {why}")
         own, machine, origin = read_asked(self.folder)
         if self._recipe is None:
             train = stored_commands(origin.way, origin.command, own, own).train

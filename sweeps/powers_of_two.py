@@ -96,6 +96,7 @@ def run(
     with Worker(output / "worker.log") as worker:
 
         def step_time(unit: Unit) -> dict[str, float]:
+            # Each round has a process of its own.
             if unit["place"] == 0:
                 call(worker, os._exit, 0, limit=PATIENCE)
             size = unit["batch_size"]

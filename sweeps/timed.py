@@ -14,7 +14,8 @@ from bstune.sweeps.rows import Unit, measure_units
 Ways = dict[tuple[str, str], tuple[float, Callable[[], object]]]
 """Work, in billions, and the call that does it, by group and name.
 
-A group has the unit of its rates, as ``product, GFLOP/s``; both tell all that seconds depend on.
+A group has the unit of its rates, as ``product, GFLOP/s``. Rows that are kept are found
+by both names, which therefore tell all that seconds depend on.
 """
 
 

@@ -120,6 +120,7 @@ SIZE RATE net.rate=choice(low,high) | - | choice(low,high), numbers
 SIZE RATE nothing=interval(0,1) | - | 'nothing'
 SIZE RATE | save_to: nothing | 'nothing'
 SIZE RATE seed=1,2 | - | seed
+SIZE RATE net.dropout=interval(0,1) | lr: net.dropout | lr=net.dropout
 SIZE lr=interval( | - | hydra.sweeper.params
 SIZE RATE | search_space: {lr: {}} | search_space
 SIZE RATE +net.depth=range(2,8) | baseline: {lr: 0.5} | baseline, 0.5, net.depth

@@ -82,6 +82,8 @@ def test_what_resumes_a_run_that_met_the_target_was_never_asked():
     # Of its own steps, 40 to 100.
     assert records_ended_by(to(0.2), chain)[1].train_seconds == pytest.approx(40 / 60)
     assert records_ended_by(OWN, chain) == chain
+    # Its steps lie beyond a budget.
+    assert records_ended_by(within(5), chain)[1].train_seconds == 0.0
 
 
 def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():

@@ -1,5 +1,6 @@
 """A trial that is reported to: tables of reports and how it ends."""
 
+import errno
 import itertools
 
 import numpy as np
@@ -138,6 +139,7 @@ RAISED = {
     "sys.exit": (SystemExit(3), "failed"),
     "torch's": (OutOfMemoryError("tried to allocate 3 GiB"), "out of memory"),
     "Python's": (MemoryError(), "out of memory"),
+    "a loader's": (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory"),
     "a CPU's": (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory"),
     "a refused size": (BatchSizeRefused("at most 8"), "refused"),
 }

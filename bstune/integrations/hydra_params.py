@@ -205,7 +205,7 @@ def _keys_by_name(
         job: the config of a job.
 
     Raises:
-        InputError: seeds have a range.
+        InputError: seeds have a range, or a further value is called as what each trial has.
     """
     keys = {name: str(known[name]) for name in TAKEN if name in known}
     for name, last in LAST_NAMES.items():
@@ -217,6 +217,11 @@ def _keys_by_name(
         keys.setdefault("seed", "seed")
     if keys.get("seed") in swept:
         raise InputError(f"{keys['seed']}: each trial has a seed of its own, so give it no range")
+    for key in swept:
+        if key in keys and key not in keys.values():
+            raise InputError(
+                f"{key} has a range, but hydra.sweeper.{key}={keys[key]}: give one of both a range"
+            )
     return keys | {key: key for key in swept if key not in keys.values()}
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from bstune.integrations.hydra_plugins.bstune_sweeper import BstuneSweeper
 
 MULTIRUN = ("-m", "--multirun")
+# Overrides of Hydra's own that a job is composed and run with.
+OF_A_JOB = ("hydra.searchpath", "hydra.job", "hydra.run")
 
 
 def sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
@@ -185,10 +187,15 @@ def _training_command(
     application: Application, batch_size: int, lr: float, steps: int | None
 ) -> str:
     """The application's command that trains a batch size and a rate."""
-    # Other words are overrides: the fixed ones of the sweep.
-    flags = [word for word in sys.argv[1:] if word.startswith("-") or "=" not in word]
-    words = [*_start_words(), *(word for word in flags if word not in MULTIRUN), *application.fixed]
-    if not set(MULTIRUN) & set(flags):
+    # Flags and their values, and what of Hydra's a job has, too. Of the other overrides the fixed
+    # ones stand in application.fixed, also ~key, which has no "=".
+    kept = []
+    for word in sys.argv[1:]:
+        is_flag = word.startswith("-") or not ("=" in word or word.startswith("~"))
+        if word not in MULTIRUN and (is_flag or word.lstrip("+").startswith(OF_A_JOB)):
+            kept.append(word)
+    words = [*_start_words(), *kept, *application.fixed]
+    if not set(MULTIRUN) & set(sys.argv):
         words.append("hydra.mode=RUN")
     values = {"batch_size": batch_size, "lr": f"{lr:g}", "max_steps": steps}
     for name, value in values.items():

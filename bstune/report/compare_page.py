@@ -61,7 +61,7 @@ def compare_figure(comparison: Comparison) -> Figure:
         axes.set_ylabel(panel.name, parse_math=False)
         scale_axes(axes, panel)
     if comparison.law is not None:
-        _draw_law(all_axes[-1], comparison, comparison.law, colours)
+        _draw_power_law(all_axes[-1], comparison, comparison.law, colours)
     draw_legend(figure, all_axes[:1])
     return figure
 
@@ -112,8 +112,8 @@ def _draw_study(axes: Axes, panel: Panel, result: StudyResult, name: str, colour
         axes.axvline(critical.value, color=colour, linestyle=":", linewidth=1.0)
 
 
-def _draw_law(axes: Axes, comparison: Comparison, law: PowerLaw, colours: list[Any]) -> None:
-    """Draw B_crit of each study over its size, and the law as far as it says anything."""
+def _draw_power_law(axes: Axes, comparison: Comparison, law: PowerLaw, colours: list[Any]) -> None:
+    """Draw B_crit of each study over its size N, and the law as far as it says anything."""
     for (name, result), colour in zip(comparison.studies.items(), colours, strict=True):
         interval = critical_of(result)
         if name in law.values and interval is not None and interval.value is not None:

@@ -155,11 +155,11 @@ def _others_log_rate(level: float, reached: Sequence[Array]) -> tuple[float, flo
     rates = (rate_from(level, curve) for curve in reversed(reached))
     known = (math.log(rate) for rate in rates if rate is not None)
     log_rates = list(islice(known, MOST_COMPARED))
-    prior = 1.0 / USUAL_RATE_DEVIATION**2
+    prior_precision = 1.0 / USUAL_RATE_DEVIATION**2
     if not log_rates:
-        return math.log(USUAL_RATE), 1.0 / prior
-    precision = prior + len(log_rates) / RATE_DEVIATION**2
-    share_of_prior = prior / precision
+        return math.log(USUAL_RATE), 1.0 / prior_precision
+    precision = prior_precision + len(log_rates) / RATE_DEVIATION**2
+    share_of_prior = prior_precision / precision
     mean = share_of_prior * math.log(USUAL_RATE) + (1.0 - share_of_prior) * np.mean(log_rates)
     variance = 1.0 / precision + RATE_DEVIATION**2 + np.var(log_rates)
     return float(mean), float(variance)

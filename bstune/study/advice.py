@@ -110,9 +110,10 @@ def easier_target(target: Target, records: Records) -> Target:
 
 
 def more_time(plan: Plan, records: Records) -> tuple[str, FurtherOptions] | None:
-    """What a time limit left out, and the option that gets it; None where all trials have run.
+    """What a time limit left out, and the option that gets it.
 
-    A limit that was too short for two trials is told what two take.
+    None where all trials have run, or without a limit. A limit that was too short for two trials is
+    told what two take.
     """
     tried = count_configurations(records)
     if plan.deadline is None or tried >= plan.trials:
@@ -120,7 +121,7 @@ def more_time(plan: Plan, records: Records) -> tuple[str, FurtherOptions] | None
     limit = 2 * plan.deadline.seconds
     if tried > 0:
         return "time for more trials", {"wall_seconds": math.ceil(limit)}
-    # The other one counts as the baseline.
+    # The second trial is taken to cost what the baseline did.
     took = [took_seconds(record, records) for record in records]
     least = least_limit(plan.deadline.start, took * 2)
     what = f"time for two trials, which take {seconds(least)} with the start"

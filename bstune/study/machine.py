@@ -127,7 +127,7 @@ def why_no_survey(options: Options, worker: AnyWorker | None, seconds: float) ->
     if options.survey == "off":
         why = "survey=off"
     elif not isinstance(worker, Worker):
-        why = "it needs one worker, and devices=1"
+        why = "it needs workers=1 or more, and devices=1"
     elif seconds < LEAST_SURVEY_SECONDS:
         why = f"{seconds:.1f} s are too few, which survey_seconds and wall_seconds set"
     needs = {

@@ -119,7 +119,8 @@ def records_ended_by(question: Question, records: Records) -> list[Record]:
         else:
             changes = _changes_by_target(record, question.target)
         before = steps.get(record.resumed_from, 0)
-        share = (changes.get("steps", record.steps) - before) / max(record.steps - before, 1)
+        kept = max(changes.get("steps", record.steps) - before, 0)
+        share = kept / max(record.steps - before, 1)
         changes["train_seconds"] = share * record.train_seconds
         changes["other_seconds"] = share * record.other_seconds
         changes["repeats"] = ended_in.get(record.repeats, record.repeats)

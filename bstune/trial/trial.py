@@ -4,6 +4,7 @@ Every way of training (Lightning, a recorded table, a loop of one's own) is a fu
 a trial and reports to it.
 """
 
+import errno
 import math
 import sys
 import time
@@ -193,11 +194,11 @@ class Trial:
         if self.status is not None:
             return
         self.status = "failed"
-        has_begun = self.history or self.has_stepped or self.is_building
+        may_be_of_size = not (self.history or self.has_stepped or self.is_building)
         if isinstance(error, BaseException):
             if is_out_of_memory(error):
                 self.status = "out of memory"
-            elif isinstance(error, BatchSizeRefused) or not has_begun:
+            elif isinstance(error, BatchSizeRefused) or may_be_of_size:
                 self.status = "refused"
         # A message of bstune's own says what to do; where it was raised helps nobody.
         if isinstance(error, str | BstuneError):
@@ -286,6 +287,9 @@ def as_printed(value: float) -> float:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was short, on a device or on the machine."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    # A loader that starts a process.
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     # JAX begins with a capital.
     text = str(error).lower()

@@ -51,7 +51,7 @@ import sys
 sys.path[:] = {path!r}
 sys.argv[:] = {argv!r}
 from bstune.trial import worker
-worker.template{arguments!r}
+worker.run_template{arguments!r}
 """
 # torch counts devices through NVML, without starting CUDA, which no forked process could use then.
 ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -394,7 +394,7 @@ def tell_where_on_signal() -> None:
         faulthandler.register(TELL_WHERE, all_threads=False)
 
 
-def template(
+def run_template(
     descriptor: int, lifeline: int, preload: Sequence[str], start_method: str | None
 ) -> None:
     """Be the template: import modules, and fork a process whenever there is none.
