@@ -113,22 +113,14 @@ SWITCH = CURVE | {
     "lr_alone": {"lr": 1.05, "speedup": 2.4},
     "train_command": f"{COMMAND} trial.batch_size=118 trial.lr=1.18",
 }
-NOT_YET = SWITCH | {
-    "verdict": "not yet",
-    "speedup": None,
-    "lr_alone": None,
-    "train_command": None,
-}
+NOT_YET = SWITCH | {"verdict": "not yet", "speedup": None, "lr_alone": None, "train_command": None}
 CLOSEST = {"configuration": {"batch_size": 24, "lr": 0.02}, "value": 0.0714}
 NOTHING = STUDY | {
     "target": Target("val/loss", 0.05, "min"),
     "verdict": "not yet",
     "reached": False,
 }
-EASIER = {
-    "easier_goal": 0.08,
-    "easier": f"{COMMAND} target='val/loss <= 0.08' study=digits-2",
-}
+EASIER = {"easier_goal": 0.08, "easier": f"{COMMAND} target='val/loss <= 0.08' study=digits-2"}
 # B_crit has a wide interval.
 OF_CURVE = CURVE | {
     "objective": "curve",

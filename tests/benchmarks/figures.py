@@ -244,18 +244,10 @@ FIGURES = {
             "search_new.jsonl",
             lambda rows: [[line.medians[0] for line in search.beside_old(rows, "time", False)[2:]]],
         ),
-        (
-            "in {2} of {3} races, and in {0} of {1} beside two busy processes",
-            "race.jsonl",
-            as_fast,
-        ),
+        ("in {2} of {3} races, and in {0} of {1} beside two busy processes", "race.jsonl", as_fast),
     ],
     "tests/benchmarks/README.md": [
-        (
-            "{} kills over {} studies of {} records: {} lost, {} doubled",
-            "kills.jsonl",
-            killed,
-        ),
+        ("{} kills over {} studies of {} records: {} lost, {} doubled", "kills.jsonl", killed),
         ("{} of {} limits hold", "search_new.jsonl", limits),
         (
             "| {}{} |"
@@ -301,22 +293,14 @@ FIGURES = {
                 (len(rows), flat(rows).status.gt(0).sum(), flat(rows).wrong.str.len().sum())
             ],
         ),
-        (
-            "| {} |" + 2 * " {:.1f}, {:.1f}; {:.1f}, {:.1f} |",
-            "race.jsonl",
-            raced,
-        ),
+        ("| {} |" + 2 * " {:.1f}, {:.1f}; {:.1f}, {:.1f} |", "race.jsonl", raced),
         ("in {} of {} busy and {} of {} quiet races", "race.jsonl", as_fast),
         (
             "{} of {} bit for bit",
             "resume.jsonl",
             lambda rows: [(sum(row["equal"] for row in rows), len(rows))],
         ),
-        (
-            "`{}` {:.3f}, {:.3f}, {:.3f}",
-            "speed.jsonl",
-            by("objective", "trials", "seconds"),
-        ),
+        ("`{}` {:.3f}, {:.3f}, {:.3f}", "speed.jsonl", by("objective", "trials", "seconds")),
         ("{} engineers", "readers.jsonl", lambda rows: [[flat(rows).reader.nunique()]]),
         (
             "`{}` {} of {}",
