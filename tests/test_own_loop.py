@@ -98,6 +98,7 @@ def leave(own, after, error):
         train(trial)
 
 
+@pytest.mark.slow
 def test_a_study_that_is_left_goes_on_as_if_it_had_not(finished, tmp_path):
     own = study(tmp_path)
     with refused("own, no finished trial"):

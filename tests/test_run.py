@@ -103,6 +103,7 @@ def test_a_studys_best_is_trained_with_the_users_callbacks(finished, tmp_path):
         bstune.load(folder / "out").train()
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_kept_with_an_answer(tmp_path):
     began = time.monotonic()
     result = tune(tmp_path, wall_seconds=8, trials=1000)

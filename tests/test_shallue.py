@@ -42,6 +42,7 @@ def test_studies_of_a_sweep_compose(name):
         assert compose([*settings["common"], *own]).options.target is not None
 
 
+@pytest.mark.slow
 def test_two_studies_and_a_folder(tmp_path):
     names = ["cifar_mlp", "shakespeare_lstm"]
     table, figure = shallue.compare(
@@ -59,6 +60,7 @@ def test_two_studies_and_a_folder(tmp_path):
     assert len(figure.axes[0].collections) == 3
 
 
+@pytest.mark.slow
 def test_the_best_error_within_budgets(tmp_path):
     table, _ = shallue_error.run(
         tmp_path,
