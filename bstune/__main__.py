@@ -137,7 +137,7 @@ def _compare_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         InputError: argparse takes them for wrong.
     """
     parser = argparse.ArgumentParser("bstune compare", add_help=False, exit_on_error=False)
-    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--over")
     parser.add_argument("--values", nargs="+", type=_study_size, default=[], metavar="STUDY=SIZE")
     parser.add_argument("--output", type=Path)
@@ -146,8 +146,9 @@ def _compare_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         given, unknown = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"compare: {error}") from error
-    if unknown:
-        raise InputError(f"compare takes folders, --over, --values and --output, not {unknown[0]}")
+    if unknown or not given.folders:
+        got = unknown[0] if unknown else "nothing"
+        raise InputError(f"compare takes folders, --over, --values and --output, but got {got}")
     return given
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,8 @@ from bstune.recipe.lightning_cli import read_sections, recipe_of_file, split_arg
 from bstune.recipe.recipe import Recipe
 from bstune.study.commands import Commands, line_commands
 from bstune.system.console import guess
-from bstune.system.secrets import hide
+from bstune.system.files import read_yaml
+from bstune.system.secrets import HIDDEN, hide, is_secret
 
 if TYPE_CHECKING:
     from bstune.study.workload import Workload
@@ -236,6 +237,8 @@ def _file_of(group: str, name: str | None, folders: Sequence[Path]) -> Path:
     found = (file for folder in folders for file in folder.glob(f"{group}/*.yaml"))
     files = {file.stem: file for file in found if file.is_file()}
     if name in files:
+        # Its limits are those of a file from others.
+        read_yaml(files[name])
         return files[name]
     meant = guess(name or "", files)
     problem = f"there is no {group} {name}" if name else f"{group} is missing"
@@ -360,17 +363,19 @@ def _middle(values: Sequence[float]) -> float:
 def _quoted(argument: str) -> str:
     """Quote a value that Hydra's grammar has no place for, such as ``target=val/loss <= 0.1``."""
     name, equals, value = argument.partition("=")
-    try:
-        OverridesParser.create().parse_override(argument)
-    # A ValueError is that of a number of more than 4,300 digits.
-    except (HydraException, ValueError) as error:
-        # Lists, mappings and what is quoted already are meant as Hydra's own.
-        if not equals or value[:1] in ("[", "{", "'", '"'):
-            line = f"options must be OPTION=VALUE as Hydra reads them, but got {argument}"
-            raise InputError(line) from error
-        value = value.replace("'", "\\'")
-        return f"{name}='{value}'"
-    return argument
+    ways = [argument]
+    # Lists, mappings and what is quoted already are meant as Hydra's own.
+    if equals and value[:1] not in ("[", "{", "'", '"'):
+        quoted = value.replace("'", "\\'")
+        ways.append(f"{name}='{quoted}'")
+    for way in ways:
+        # A ValueError is that of a number of more than 4,300 digits.
+        with suppress(HydraException, ValueError):
+            OverridesParser.create().parse_override(way)
+            return way
+    raise InputError(
+        f"options must be OPTION=VALUE, without --, as Hydra reads them, but got {argument}"
+    )
 
 
 def _compose_by_hydra(overrides: list[str]) -> DictConfig:
@@ -381,8 +386,15 @@ def _compose_by_hydra(overrides: list[str]) -> DictConfig:
     except HydraException as error:
         refused = re.match(r"Could not override '(.+)'", str(error))
         if refused is None:
-            raise InputError(_one_line(error, error.__cause__ or "")) from error
+            line = _one_line(error, error.__cause__ or "")
+            for name, _, value in (override.partition("=") for override in overrides):
+                if value and is_secret(name):
+                    line = line.replace(value, HIDDEN)
+            raise InputError(line) from error
         name = refused[1]
+        key = re.search(r"Key '(.+?)' is not in struct", str(error.__cause__))
+        if key is not None and key[1] not in name:
+            name = f"{name}.{key[1]}"
         is_argument = name.partition(".")[0] in NODES
         line = f"there is no {name}: +{name}=VALUE adds it" if is_argument else unknown(name)
         raise InputError(line) from error

@@ -28,6 +28,7 @@ from bstune.core.records import Budget, Frozen, Target
 from bstune.core.rules import DEFAULT_RULE, RULES, Rule
 from bstune.core.space import Number, Space, Tunable
 from bstune.system.console import guess
+from bstune.system.secrets import hide
 
 # Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
 MIXED_MULTIPLE = 8
@@ -407,7 +408,8 @@ def _line_of_mistake(name: str, details: ErrorDetails) -> str:
         message = re.sub(r"^(Input|String) should|^Value error, must", "must", message)
         message = message.replace("greater than or equal to", "at least")
         message = message.replace("less than or equal to", "at most")
-    return f"{name} {message}, but got {details['input']!r:.200}"
+    got = hide(details["input"], str(details["loc"][-1]))
+    return f"{name} {message}, but got {got!r:.200}"
 
 
 def missing(name: str) -> str:

@@ -1,6 +1,7 @@
 """A PostgreSQL server of a test's own, which it may stop and start again."""
 
 import os
+import pwd
 import random
 import shutil
 import socket
@@ -11,6 +12,9 @@ from pathlib import Path
 # Debian's programs are not on the path.
 FOLDERS = [*sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin"))), os.environ.get("PATH", "")]
 INITDB = shutil.which("initdb", path=os.pathsep.join(FOLDERS))
+# It does not start for a user without a name.
+if os.geteuid() not in [user.pw_uid for user in pwd.getpwall()]:
+    INITDB = None
 
 
 def free_port():

@@ -116,4 +116,5 @@ def test_the_verb_and_the_call(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"compare.json", "compare.png", "compare.html"}
     assert main(["compare", *folders, "--over"]) == 2
+    assert main(["compare"]) == 2
     assert main(["compare", folders[0], str(tmp_path / "none")]) == 2

@@ -37,6 +37,7 @@ FILES = {
     "schedule": OWN + "schedule: ${nowhere}\n",
     "by_name": OWN + "algorithm: latin\n",
     "number": "3\n",
+    "deep": 9999 * "[",
     "ranges": OWN.replace("{key: module.dropout, low: 0, high: 0.5}", "[0, 0.5]"),
     "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
 }
@@ -167,6 +168,10 @@ command | words
 +workload=own ~objective | objective is missing
 +workload=own batch_size.low=[1,2 | batch_size.low, OPTION=VALUE
 +workload=own +module.token={word | module.token=***
++workload=own +module.token=a,b | module.token=***, Ambiguous
+--trials=8 +workload=own | --trials=8, OPTION=VALUE
++workload=own lr={lwo:1} | lr.lwo, lr.low
++workload=deep | deep.yaml
 +workload=own --cfg hydra | cfg, hydra, job
 +workload=own --multirun | --multirun
 +workload=own tune=[[a]] | tune, NAME, LOW
@@ -176,11 +181,11 @@ command | words
 +workload=reference | study, nowhere
 +workload=ranges | tunable.dropout, [0, 0.5], low:
 +workload=broken | broken.yaml, line 3
-+workload=latin | utf-8
++workload=latin | latin.yaml, UTF-8
 +workload=number | int
 +workload=pipe | pipe
 +workload=schedule | schedule, nowhere
-+workload=by_name | YAML
++workload=by_name | latin.yaml, UTF-8
 +workload=replay | table is missing
 +workload=replay table=nope | nope, fashion_mlp
 +workload=replay table=fashion_mlp budget=3 | budget, steps

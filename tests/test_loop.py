@@ -99,9 +99,6 @@ def test_the_longest_silence_of_a_trial_counts(tmp_path):
     class Silent(InProcess):
         silent_seconds = property(lambda self: silences.pop(0))
 
-        def submit(self, function, *args):
-            pass
-
         def poll(self, seconds):
             return None if silences else Returned(record_of(asked.spec))
 

@@ -18,7 +18,7 @@ from bstune.study.storage import StudyStorage
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install bstune[postgresql]")
 pytestmark = pytest.mark.skipif(
-    INITDB is None, reason="PostgreSQL's server is not installed: apt-get install postgresql"
+    INITDB is None, reason="no PostgreSQL server (apt-get install postgresql), or no name"
 )
 
 

@@ -33,6 +33,7 @@ value | hidden
 {token: '${oc.env:HF_TOKEN}'} | {token: '${oc.env:HF_TOKEN}'}
 {credentials: {user: me, key: k}} | {credentials: '***'}
 {storage: 'x://me:pw@host/db', lr: 0.1} | {storage: 'x://me:***@host/db', lr: 0.1}
+{storage: 'x://me:p <w@"@host/db'} | {storage: 'x://me:***@host/db'}
 """)
 def test_values(value, hidden):
     assert hide(yaml.safe_load(value)) == yaml.safe_load(hidden)

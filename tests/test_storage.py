@@ -10,7 +10,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from threading import Barrier
 
 import optuna
@@ -85,17 +84,15 @@ def test_of_two_processes_at_one_place_the_smaller_number_keeps_it(tmp_path):
     assert states == [TrialState.COMPLETE, TrialState.RUNNING]
 
 
-def claim_after(barrier, place, storage):
-    barrier.wait()
-    return storage.claim(ask(place))
-
-
 def test_of_claims_at_the_same_time_one_is_kept(tmp_path):
     places = [f"search/{number}" for number in range(5)]
     both = open_study(tmp_path), open_study(tmp_path)
+    barrier = Barrier(2)
     with ThreadPoolExecutor(2) as pool:
         for place in places:
-            claimed = pool.map(partial(claim_after, Barrier(2), place), both)
+            claimed = pool.map(
+                lambda one, place=place: barrier.wait() < 2 and one.claim(ask(place)), both
+            )
             assert sum(spec is not None for spec in claimed) == 1
     assert [spec.place for spec in both[0].running()] == places
 
@@ -222,14 +219,12 @@ def test_the_database_of_another_program_is_left_alone(tmp_path):
         with refused("study.db, another program", StudyError):
             open_study(tmp_path)
         assert len(database.execute("SELECT * FROM sqlite_master").fetchall()) == 1
-
-
-def test_a_study_of_another_program_is_left_alone(tmp_path):
-    url = f"sqlite:///{tmp_path}/study.db"
-    optuna.create_study(study_name="digits", storage=url).set_user_attr("by", "hand")
+    (tmp_path / "study.db").unlink()
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db", study_name="digits")
+    study.set_user_attr("by", "hand")
     with refused(error=StudyError):
         open_study(tmp_path)
-    assert optuna.load_study(study_name="digits", storage=url).user_attrs == {"by": "hand"}
+    assert study.user_attrs == {"by": "hand"}
 
 
 def test_nothing_is_left_of_a_study_without_trials_and_others_stay(tmp_path):

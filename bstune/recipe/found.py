@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from bstune.core.errors import InputError
+from bstune.core.errors import InputError, StudyError
 from bstune.core.records import Frozen, Mode, Target
 from bstune.core.rules import Rule
 from bstune.core.space import Number, Tunable
@@ -146,6 +146,8 @@ def fill_by_stored(options: Options, setting: Callable[[str], Any]) -> Options:
             values[name] = setting(name) or None
     for section in ("budget", "batch_size", "baseline"):
         stored = setting(section) or {}
+        if not isinstance(stored, dict):
+            raise StudyError(f"the study has {section}={stored!r:.200}: give another study=NAME")
         opened = section == "budget" and options.is_open("budget.steps")
         for key, value in stored.items():
             if opened or values[section][key] is None:

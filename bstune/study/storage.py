@@ -112,12 +112,15 @@ class StudyStorage:
         self.check(settings)
         self._question = question
         maximizes = question.seeks_metric and question.target.mode == "max"
-        self._study = optuna.create_study(
-            study_name=self._name,
-            storage=self._storage,
-            direction="maximize" if maximizes else "minimize",
-            load_if_exists=True,
-        )
+        try:
+            self._study = optuna.create_study(
+                study_name=self._name,
+                storage=self._storage,
+                direction="maximize" if maximizes else "minimize",
+                load_if_exists=True,
+            )
+        except LookupError as error:
+            raise self._foreign() from error
         if SETTINGS not in self.study.user_attrs:
             with _without_experimental_warnings():
                 self.study.set_metric_names([question.value_name])
@@ -160,7 +163,8 @@ class StudyStorage:
         )
         study_id = self.study._study_id
         version = self._storage.get_study_system_attrs(study_id).get(NOTE["version"], 0)
-        self._storage.set_study_system_attr(study_id, NOTE["version"], version + 1)
+        if isinstance(version, int):
+            self._storage.set_study_system_attr(study_id, NOTE["version"], version + 1)
         self._storage.set_study_system_attr(study_id, NOTE["text"], note[:NOTE_CHARACTERS])
 
     def _open(self, url: str, name: str) -> None:
@@ -178,14 +182,14 @@ class StudyStorage:
                     self._load()
         except (ArgumentError, ImportError, ValueError) as error:
             reason = str(error).partition("\n")[0]
-            got = hide_in_error(f"{url}: {reason}")
+            got = hide_in_error(f"{hide(url)}: {reason}")
             raise InputError(
                 f"storage must be the URL of a database, such as sqlite:///study.db, but got {got}"
             ) from error
         # The last two are of a database of another version of Optuna.
         except (OSError, LookupError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise StudyError(f"storage={url} cannot be opened: {reason}") from error
+            raise StudyError(f"storage={hide(url)} cannot be opened: {reason}") from error
 
     def _load(self) -> None:
         """Load a study of this version of bstune, or an empty one, as a killed process left it."""
@@ -196,16 +200,19 @@ class StudyStorage:
             for trial in self._trials():
                 _spec_of(trial)
                 _record_of(trial)
-        except ValidationError as error:
-            raise StudyError(
-                f"the study {self._name} has what bstune did not write: give study=NAME for another"
-            ) from error
+        except (ValidationError, TypeError) as error:
+            raise self._foreign() from error
         if settings.get("schema") == SCHEMA or is_empty:
             return
         whose = "another program"
         if "schema" in settings:
             whose = f"a bstune of schema {settings['schema']}, where this one has {SCHEMA}"
         raise StudyError(f"the study {self._name} was made by {whose}: give study=NAME for another")
+
+    def _foreign(self) -> StudyError:
+        return StudyError(
+            f"the study {self._name} has what bstune did not write: give study=NAME for another"
+        )
 
     @property
     def study(self) -> optuna.Study:
@@ -445,8 +452,9 @@ def database_errors(url: str, what: str) -> Iterator[None]:
     except _storage_errors() as error:
         # One of gRPC's tells it in its details.
         tell = getattr(error, "details", error.__str__)
-        reason = str(error.__cause__ or tell()).partition("\n")[0]
-        raise StudyError(f"storage={url} {what}: {hide_in_error(reason)}") from error
+        cause = getattr(error.__cause__, "orig", error.__cause__)
+        reason = str(cause or tell()).partition("\n")[0]
+        raise StudyError(f"storage={hide(url)} {what}: {hide_in_error(reason)}") from error
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from bstune.core.errors import InputError, StudyError
 from bstune.core.records import Frozen
-from bstune.system.secrets import hide_in_text
+from bstune.system.secrets import hide
 
 TEXT_LIMIT_BYTES = 100_000_000
 # A result of 1,000 trials has some 40 kB.
@@ -150,7 +150,7 @@ def claim_folder(folder: StudyFolder, study: str, storage: str) -> None:
         StudyError: if the folder cannot be written to, holds other files or links to such, or is of
             another study.
     """
-    owner = Owner(study=study, storage=hide_in_text(storage))
+    owner = Owner(study=study, storage=hide(storage))
     try:
         folder.root.mkdir(parents=True, exist_ok=True)
         is_empty = all(path.suffix == PARTIAL for path in folder.root.iterdir())

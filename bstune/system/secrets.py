@@ -38,6 +38,10 @@ _PASSWORD = re.compile(
     rf"(?!{_REFERENCE}@|\d+[/?#])[^\s\"'<>]+(?=@)",
     re.IGNORECASE,
 )
+# The same where a value is a URL and nothing else: a password may hold spaces and quotes there.
+_PASSWORD_OF_URL = re.compile(
+    rf"(?P<user>\w[\w+.-]*://{_USER}*+:)(?!{_REFERENCE}@|\d+[/?#]).+(?=@)"
+)
 _WEB_TOKEN = re.compile(
     rf"(?P<scheme>\bhttps?:/{{1,2}})(?!{_REFERENCE}@){_USER}++(?=@)", re.IGNORECASE
 )
@@ -80,7 +84,10 @@ def hide(value: Any, key: str = "") -> Any:
     if isinstance(value, list | tuple):
         kind = tuple if isinstance(value, tuple) else list
         return kind(map(hide, value))
-    return hide_in_text(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    url = _PASSWORD_OF_URL.match(value)
+    return hide_in_text(f"{url['user']}{HIDDEN}{value[url.end() :]}" if url else value)
 
 
 def hide_in_text(text: str) -> str:

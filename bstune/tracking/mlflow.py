@@ -24,7 +24,7 @@ from bstune.core.records import Record
 from bstune.report.answer import render
 from bstune.study.result import StudyResult
 from bstune.system.files import StudyFolder, read_yaml, refuse_link
-from bstune.system.secrets import hide_in_error, hide_in_text
+from bstune.system.secrets import hide, hide_in_error
 from bstune.tracking import view
 
 if TYPE_CHECKING:
@@ -161,9 +161,9 @@ def _send_or_warn(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
             StudyError,
             ValueError,
         ) as error:
-            reason = hide_in_error(str(error).partition("\n")[0])
+            reason = hide_in_error(str(error).partition("\n")[0].replace(uri, hide(uri)))
             return (
-                f"the same command logs to MLflow what is missing there: {hide_in_text(uri)} "
+                f"the same command logs to MLflow what is missing there: {hide(uri)} "
                 f"failed ({type(error).__name__}: {reason})"
             )
         finally:
@@ -497,7 +497,7 @@ def _milliseconds() -> int:
 
 def _where_to_look(uri: str, address: str) -> str:
     """Write where the view that has the curves of all studies is, and what serves a database."""
-    shown = hide_in_text(uri)
+    shown = hide(uri)
     if uri.startswith(("http://", "https://")):
         return f"{shown.rstrip('/')}/{address}"
     # By itself it starts 11 processes, which takes a minute on two cores.
