@@ -233,7 +233,10 @@ def _split_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str
 
 
 def _file_of(group: str, name: str | None, folders: Sequence[Path]) -> Path:
-    """The file of a workload, an algorithm or a schedule; InputError with a guess for no such."""
+    """The file of a workload, an algorithm or a schedule.
+
+    InputError with a guess for no such, or for what :func:`read_yaml` refuses.
+    """
     found = (file for folder in folders for file in folder.glob(f"{group}/*.yaml"))
     files = {file.stem: file for file in found if file.is_file()}
     if name in files:
@@ -393,7 +396,7 @@ def _compose_by_hydra(overrides: list[str]) -> DictConfig:
             raise InputError(line) from error
         name = refused[1]
         key = re.search(r"Key '(.+?)' is not in struct", str(error.__cause__))
-        if key is not None and key[1] not in name:
+        if key is not None and name.rpartition(".")[2] != key[1]:
             name = f"{name}.{key[1]}"
         is_argument = name.partition(".")[0] in NODES
         line = f"there is no {name}: +{name}=VALUE adds it" if is_argument else unknown(name)

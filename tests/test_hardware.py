@@ -228,8 +228,9 @@ def test_a_survey_within_a_memory_limit(tmp_path):
     assert (found.limit, found.threads) == (limit, 1)
     assert found.memory.per_example == pytest.approx(8e6, rel=0.1)
     ladder = ladder_of(1, found.largest_fit, 16)
-    refused = {size for size, _ in found.refused}
-    assert {size for size in ladder if size % 2} <= refused <= {*range(1, 80, 2)}
+    # A size on the way to the limit may be odd, too: between 16 and 32 none is rounded.
+    refused = [size for size, _ in found.refused if size not in range(17, 32)]
+    assert refused == [size for size in ladder if size % 2]
     assert [size for size, *_ in found.step_times] == [size for size in ladder if size % 2 == 0]
 
 

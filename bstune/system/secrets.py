@@ -33,15 +33,10 @@ _REFERENCE = r"\$\{[^{}]*\}"
 _USER = rf"(?:{_REFERENCE}|[^\s:/?#@\"'<>])"
 # user:password@ after a scheme. A password may hold @ and /, so it ends at the last @; digits
 # before / are the port of a URL without a user.
-_PASSWORD = re.compile(
-    rf"(?P<user>\b[a-z][\w+.-]{{0,30}}:/{{1,2}}{_USER}*+:)"
-    rf"(?!{_REFERENCE}@|\d+[/?#])[^\s\"'<>]+(?=@)",
-    re.IGNORECASE,
-)
-# The same where a value is a URL and nothing else: a password may hold spaces and quotes there.
-_PASSWORD_OF_URL = re.compile(
-    rf"(?P<user>\w[\w+.-]*://{_USER}*+:)(?!{_REFERENCE}@|\d+[/?#]).+(?=@)"
-)
+_TO_PASSWORD = rf"(?P<user>\b[a-z][\w+.-]{{0,30}}:/{{1,2}}{_USER}*+:)(?!{_REFERENCE}@|\d+[/?#])"
+_PASSWORD = re.compile(rf"{_TO_PASSWORD}[^\s\"'<>]+(?=@)", re.IGNORECASE)
+# Where a value is a URL and nothing else, a password may hold spaces and quotes, too.
+_PASSWORD_OF_URL = re.compile(rf"{_TO_PASSWORD}.+(?=@)", re.IGNORECASE)
 _WEB_TOKEN = re.compile(
     rf"(?P<scheme>\bhttps?:/{{1,2}})(?!{_REFERENCE}@){_USER}++(?=@)", re.IGNORECASE
 )
@@ -87,7 +82,7 @@ def hide(value: Any, key: str = "") -> Any:
     if not isinstance(value, str):
         return value
     url = _PASSWORD_OF_URL.match(value)
-    return hide_in_text(f"{url['user']}{HIDDEN}{value[url.end() :]}" if url else value)
+    return hide_in_text(value if url is None else f"{url['user']}{HIDDEN}{value[url.end() :]}")
 
 
 def hide_in_text(text: str) -> str:

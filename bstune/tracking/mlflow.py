@@ -161,9 +161,10 @@ def _send_or_warn(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
             StudyError,
             ValueError,
         ) as error:
-            reason = hide_in_error(str(error).partition("\n")[0].replace(uri, hide(uri)))
+            shown = hide(uri)
+            reason = hide_in_error(str(error).partition("\n")[0].replace(uri, shown))
             return (
-                f"the same command logs to MLflow what is missing there: {hide(uri)} "
+                f"the same command logs to MLflow what is missing there: {shown} "
                 f"failed ({type(error).__name__}: {reason})"
             )
         finally:
