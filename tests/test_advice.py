@@ -60,9 +60,7 @@ def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(unreached, ex
     assert kinds(searched=missing(*unreached)) == expected
 
 
-@pytest.mark.parametrize(
-    "runs, of_baseline, seeds", [(1, 0, 3), (3, 0, 6), (1, 3, 3), (3, 1, 3), (3, 3, 6)]
-)
+@pytest.mark.parametrize("runs, of_baseline, seeds", [(1, 0, 3), (3, 0, 6), (3, 1, 3), (3, 3, 6)])
 def test_new_seeds_that_were_not_run_are_asked_for(runs, of_baseline, seeds):
     other = confirmed(118, 1.18, (52, 55, 61)[:runs], 0.0331)
     baseline = confirmed(64, 1.0, (92, 95, 91)[:of_baseline], 0.0331) if of_baseline else None
